@@ -1,0 +1,51 @@
+/* regroup: dispatch to a sub-command, print its one error line, turn its status into an exit code
+ * (0 done, 1 failed, 2 usage). The only place that ends the process. */
+#include "cli/commands.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name, *summary;
+    enum status (*run)(int argc, char **argv);
+} commands[] = {
+    {NULL, NULL, NULL},
+};
+
+static void print_help(void) {
+    printf("regroup turns a multi-head-attention checkpoint into grouped-query or multi-query\n"
+           "attention, wins the lost quality back by a short distillation, and shows what was\n"
+           "gained and lost.\n\n"
+           "usage: regroup COMMAND [ARGUMENTS]      regroup COMMAND --help\n\n");
+    for (int i = 0; commands[i].name; i++)
+        printf("  %-10s %s\n", commands[i].name, commands[i].summary);
+    printf("\nResults go to stdout, everything else to stderr.\n"
+           "Exit codes: 0 done, 1 failed, 2 wrong usage.\n");
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) {
+        print_help();
+        return 2;
+    }
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
+        print_help();
+        return fflush(stdout) ? 1 : 0;
+    }
+    if (!strcmp(argv[1], "--version")) {
+        printf("regroup %s\n", REGROUP_VERSION);
+        return fflush(stdout) ? 1 : 0;
+    }
+    for (int i = 0; commands[i].name; i++) {
+        if (strcmp(argv[1], commands[i].name))
+            continue;
+        enum status status = commands[i].run(argc - 1, argv + 1);
+        if (status == STATUS_OK && (fflush(stdout) || ferror(stdout)))
+            status = status_errno("cannot write the result to stdout");
+        if (status != STATUS_OK)
+            fprintf(stderr, "regroup %s: %s\n", commands[i].name, status_message());
+        return status == STATUS_OK ? 0 : status == STATUS_USAGE ? 2 : 1;
+    }
+    fprintf(stderr, "regroup: unknown command '%s'; 'regroup --help' lists them\n", argv[1]);
+    return 2;
+}
