@@ -13,6 +13,8 @@
 /* dir + "/" + name, in the arena. */
 enum status path_join(struct arena *a, const char *dir, const char *name, char **out) MUST_USE;
 const char *path_base(const char *path); /* after the last '/', borrowed */
+/* The folder that holds `path` ("." when it names none), in the arena. */
+enum status path_parent(struct arena *a, const char *path, char **out) MUST_USE;
 bool path_exists(const char *path);
 bool path_is_dir(const char *path);
 enum status path_mkdirs(const char *path) MUST_USE; /* like mkdir -p */

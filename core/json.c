@@ -197,8 +197,7 @@ enum status json_opt_int(const struct json *o, const char *what, const char *key
     return get_int(o, what, key, false, out);
 }
 
-enum status json_need_double(const struct json *o, const char *what, const char *key,
-                             double *out) {
+enum status json_need_double(const struct json *o, const char *what, const char *key, double *out) {
     return get_double(o, what, key, true, out);
 }
 
@@ -336,8 +335,8 @@ static enum status put(const struct json *j, bool pretty, int depth, struct text
             TRY(put_indent(out, depth + 1));
         if (object) {
             cJSON *key = cJSON_CreateString(json_key(c));
-            enum status status = key ? put((struct json *)key, pretty, 0, out)
-                                     : status_nomem("JSON key", 64);
+            enum status status =
+                key ? put((struct json *)key, pretty, 0, out) : status_nomem("JSON key", 64);
             cJSON_Delete(key);
             TRY(status);
             TRY(text_puts(out, pretty ? ": " : ":"));

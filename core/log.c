@@ -78,10 +78,10 @@ static void draw(struct progress *p, double done, const char *detail, bool termi
     double rate = elapsed > 0 ? done / elapsed : 0;
     char left[32];
     duration(rate > 0 ? (p->total - done) / rate : NAN, left, sizeof left);
-    fprintf(stderr, "%s%s %3.0f%%  %.0f/%.0f %s  %.*f %s/s  %s left%s%s%s",
-            terminal ? "\r" : "", p->what, p->total > 0 ? 100 * done / p->total : 0, done, p->total,
-            p->unit, rate < 10 ? 1 : 0, rate, p->unit, left, detail ? "  " : "",
-            detail ? detail : "", terminal ? "\x1b[K" : "\n");
+    fprintf(stderr, "%s%s %3.0f%%  %.0f/%.0f %s  %.*f %s/s  %s left%s%s%s", terminal ? "\r" : "",
+            p->what, p->total > 0 ? 100 * done / p->total : 0, done, p->total, p->unit,
+            rate < 10 ? 1 : 0, rate, p->unit, left, detail ? "  " : "", detail ? detail : "",
+            terminal ? "\x1b[K" : "\n");
     fflush(stderr);
     line_open = terminal;
     p->shown = now;

@@ -7,9 +7,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-void log_set_quiet(bool quiet);                         /* drops log_info and progress */
-void log_info(const char *fmt, ...) PRINTF_LIKE(1, 2);  /* one line */
-void log_warn(const char *fmt, ...) PRINTF_LIKE(1, 2);  /* "warning: ..." */
+void log_set_quiet(bool quiet);                        /* drops log_info and progress */
+void log_info(const char *fmt, ...) PRINTF_LIKE(1, 2); /* one line */
+void log_warn(const char *fmt, ...) PRINTF_LIKE(1, 2); /* "warning: ..." */
 
 double clock_seconds(void); /* monotonic */
 

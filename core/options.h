@@ -22,7 +22,7 @@ struct string_list {
 struct option {
     const char *key; /* "kv-heads" on the line; "optimizer.lr" in JSON: dots descend objects */
     enum option_type type;
-    void *value; /* holds the default beforehand */
+    void *value;                /* holds the default beforehand */
     const char *help, *choices; /* choices: "mean|first|random", NULL when free */
     double min, max;            /* bounds for INT and DOUBLE when min < max; inclusive */
     char short_name;            /* 'n' for -n; 0: none */

@@ -33,8 +33,10 @@ enum status status_errno(const char *fmt, ...) {
 }
 
 enum status status_nomem(const char *what, double bytes) {
-    return status_fail(STATUS_FAILED, "out of memory: %s needs %.1f MiB; free memory or use a "
-                       "smaller batch, context or model", what, bytes / 1048576.0);
+    return status_fail(STATUS_FAILED,
+                       "out of memory: %s needs %.1f MiB; free memory or use a "
+                       "smaller batch, context or model",
+                       what, bytes / 1048576.0);
 }
 
 const char *status_message(void) {

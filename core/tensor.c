@@ -10,13 +10,20 @@ static const struct {
     int size;
     const char *name, *torch;
 } dtypes[DTYPE_COUNT] = {
-    [DTYPE_F64] = {8, "F64", "float64"},   [DTYPE_F32] = {4, "F32", "float32"},
-    [DTYPE_F16] = {2, "F16", "float16"},   [DTYPE_BF16] = {2, "BF16", "bfloat16"},
-    [DTYPE_I64] = {8, "I64", "int64"},     [DTYPE_I32] = {4, "I32", "int32"},
-    [DTYPE_I16] = {2, "I16", "int16"},     [DTYPE_I8] = {1, "I8", "int8"},
-    [DTYPE_U64] = {8, "U64", "uint64"},    [DTYPE_U32] = {4, "U32", "uint32"},
-    [DTYPE_U16] = {2, "U16", "uint16"},    [DTYPE_U8] = {1, "U8", "uint8"},
-    [DTYPE_BOOL] = {1, "BOOL", "bool"},    [DTYPE_F8_E4M3] = {1, "F8_E4M3", "float8_e4m3fn"},
+    [DTYPE_F64] = {8, "F64", "float64"},
+    [DTYPE_F32] = {4, "F32", "float32"},
+    [DTYPE_F16] = {2, "F16", "float16"},
+    [DTYPE_BF16] = {2, "BF16", "bfloat16"},
+    [DTYPE_I64] = {8, "I64", "int64"},
+    [DTYPE_I32] = {4, "I32", "int32"},
+    [DTYPE_I16] = {2, "I16", "int16"},
+    [DTYPE_I8] = {1, "I8", "int8"},
+    [DTYPE_U64] = {8, "U64", "uint64"},
+    [DTYPE_U32] = {4, "U32", "uint32"},
+    [DTYPE_U16] = {2, "U16", "uint16"},
+    [DTYPE_U8] = {1, "U8", "uint8"},
+    [DTYPE_BOOL] = {1, "BOOL", "bool"},
+    [DTYPE_F8_E4M3] = {1, "F8_E4M3", "float8_e4m3fn"},
     [DTYPE_F8_E5M2] = {1, "F8_E5M2", "float8_e5m2"},
 };
 

@@ -27,10 +27,10 @@ enum dtype {
     DTYPE_COUNT
 };
 
-int64_t dtype_size(enum dtype t);        /* bytes per element */
-const char *dtype_name(enum dtype t);    /* as safetensors spells it: "BF16" */
-const char *dtype_torch(enum dtype t);   /* as config.json spells it: "bfloat16" */
-bool dtype_is_float(enum dtype t);       /* F64, F32, F16, BF16: those we can compute with */
+int64_t dtype_size(enum dtype t);      /* bytes per element */
+const char *dtype_name(enum dtype t);  /* as safetensors spells it: "BF16" */
+const char *dtype_torch(enum dtype t); /* as config.json spells it: "bfloat16" */
+bool dtype_is_float(enum dtype t);     /* F64, F32, F16, BF16: those we can compute with */
 /* Accepts "BF16", "bf16", "bfloat16", ...; false if unknown. */
 bool dtype_parse(const char *name, enum dtype *out) MUST_USE;
 

@@ -16,7 +16,7 @@ void text_reader_close(struct text_reader *r);
 struct token_data {
     int32_t *ids; /* [n], owned */
     int64_t n;
-    uint64_t hash;     /* of the ids: says on which data a number was measured */
+    uint64_t hash;       /* of the ids: says on which data a number was measured */
     int64_t n_text_byte; /* bytes of text they came from; 0 for token files */
 };
 /* Token files (.u16, .u32 by name: little-endian) or text through `tokenizer` (may be NULL for

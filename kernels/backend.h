@@ -25,9 +25,9 @@ enum stream_id { STREAM_COMPUTE, STREAM_COPY };
 
 /* out[i,:] = table[ids[i],:]. Backward: d_table[ids[i],:] += d_out[i,:], ids in row order. */
 struct embed_args {
-    const int32_t *ids;      /* [n_row], each in [0, table rows) */
-    struct tensor table;     /* [n_vocab, width] dtype; backward: d_table in G */
-    struct tensor out;       /* [n_row, width] dtype; backward: d_out, read */
+    const int32_t *ids;  /* [n_row], each in [0, table rows) */
+    struct tensor table; /* [n_vocab, width] dtype; backward: d_table in G */
+    struct tensor out;   /* [n_row, width] dtype; backward: d_out, read */
 };
 
 /* sum = x + residual (when residual.data), out = sum * rstd * weight, rstd = 1/sqrt(mean(sum^2) +
@@ -75,8 +75,8 @@ struct rope_args {
     void *x; /* head h of row r starts at x + r * row_stride + h * head_dim */
     enum dtype dtype;
     int64_t n_row, n_seq, n_head, head_dim, row_stride;
-    int64_t rotary;          /* rotated dimensions, even, <= head_dim */
-    const float *inv_freq;   /* [rotary / 2] */
+    int64_t rotary;        /* rotated dimensions, even, <= head_dim */
+    const float *inv_freq; /* [rotary / 2] */
     int64_t first_position;
     bool interleaved; /* pair (2i, 2i + 1) instead of (i, i + rotary/2) */
     bool inverse;
@@ -95,7 +95,7 @@ struct heads {
  * Never stores n_query x n_key. Serves training (q_first 0, n_query == n_key), prefill and decode
  * (k, v are the cache). */
 struct attention_args {
-    enum dtype dtype; /* of q and o */
+    enum dtype dtype;    /* of q and o */
     enum dtype kv_dtype; /* of k and v; differs from dtype only for a cache */
     int64_t n_batch, n_query, n_key, n_head, n_kv_head, head_dim;
     int64_t q_first, window;
@@ -139,9 +139,9 @@ struct add_args {
  *   row gradient = grad_scale * (ce_weight * d nll + kl_weight * d kl)
  * target -1: the row counts nothing and gets zero gradient. Outputs may have data NULL. */
 struct head_loss_args {
-    struct tensor hidden; /* [n_row, width] dtype */
-    struct tensor head;   /* [n_vocab, width] dtype */
-    const int32_t *targets; /* [n_row] */
+    struct tensor hidden;                       /* [n_row, width] dtype */
+    struct tensor head;                         /* [n_vocab, width] dtype */
+    const int32_t *targets;                     /* [n_row] */
     struct tensor teacher_hidden, teacher_head; /* [n_row, tw], [n_vocab, tw]; data NULL: no KL */
     double ce_weight, kl_weight, temperature, grad_scale;
     struct tensor nll, kl, agree; /* [n_row] F32 (F64 for F64): agree 1 when the argmaxes match */
@@ -154,7 +154,7 @@ struct head_loss_args {
  *   master -= lr * ( (m / c1) / (sqrt(v / c2) + eps) + decay * master ),  c = 1 - beta^step
  * then param = round(master). With param dtype == G, param and master may be the same memory. */
 struct adamw_args {
-    struct tensor param;           /* [n] dtype */
+    struct tensor param;              /* [n] dtype */
     struct tensor master, m, v, grad; /* [n] G */
     double lr, beta1, beta2, eps, weight_decay, grad_scale;
     int64_t step; /* from 1 */
@@ -174,9 +174,9 @@ struct cast_args {
 
 #define BACKEND_OP(op) enum status (*op)(struct backend *, const struct op##_args *) MUST_USE
 struct backend {
-    const char *name; /* "cpu-ref", "cpu", "cuda" */
-    char detail[256]; /* for people: "AVX-512 + BF16, oneDNN 2.6.3, 2 threads" */
-    bool host_memory; /* device memory is ordinary memory (tests may look into it) */
+    const char *name;            /* "cpu-ref", "cpu", "cuda" */
+    char detail[256];            /* for people: "AVX-512 + BF16, oneDNN 2.6.3, 2 threads" */
+    bool host_memory;            /* device memory is ordinary memory (tests may look into it) */
     bool has_dtype[DTYPE_COUNT]; /* compute types */
 
     /* Memory. alloc: 64-byte aligned, zeroed. upload/download run on the stream; on the host side

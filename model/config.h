@@ -42,7 +42,8 @@ int64_t model_kv_max(const struct model_config *c);
 /* 2 * sum over layers of n_kv_head * head_dim * bytes per element. */
 int64_t model_kv_bytes_per_token(const struct model_config *c, enum dtype cache_dtype);
 /* Tensor-parallel sizes t such that n_head % t == 0 and, in every layer, n_kv % t == 0 or
- * t % n_kv == 0 (servers then copy KV heads): how many, sizes in out[], ascending, at most `max`. */
+ * t % n_kv == 0 (servers then copy KV heads): how many, sizes in out[], ascending, at most `max`.
+ */
 int64_t model_tensor_parallel(const struct model_config *c, int64_t *out, int64_t max);
 /* inv_freq[head_dim / 2] with scaling applied (HF modeling_rope_utils). */
 void model_rope_inv_freq(const struct model_config *c, float *out);

@@ -8,7 +8,7 @@
 struct param {
     char name[128];
     enum role role;
-    int64_t layer; /* -1 outside layers */
+    int64_t layer;         /* -1 outside layers */
     int64_t offset, count; /* elements in the flat buffer */
     int rank;
     int64_t shape[2];
@@ -19,10 +19,10 @@ struct model {
     struct backend *be; /* borrowed */
     enum dtype dtype;   /* compute type, and that of `data` */
     struct param *params;
-    int64_t n_param_tensors, n_param; /* tensors; elements in the flat buffer, padding included */
-    void *data;                       /* [n_param] dtype, on the device */
-    float *inv_freq;                  /* [head_dim / 2], on the device */
-    int64_t index[ROLE_COUNT];        /* params[] index of roles outside layers; -1: absent */
+    int64_t n_param_tensors, n_param;   /* tensors; elements in the flat buffer, padding included */
+    void *data;                         /* [n_param] dtype, on the device */
+    float *inv_freq;                    /* [head_dim / 2], on the device */
+    int64_t index[ROLE_COUNT];          /* params[] index of roles outside layers; -1: absent */
     int64_t (*layer_index)[ROLE_COUNT]; /* [n_layer], likewise */
 };
 

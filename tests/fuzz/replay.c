@@ -24,8 +24,8 @@ int main(int argc, char **argv) {
                 return 1;
             }
             static const unsigned char nothing[1];
-            (void)LLVMFuzzerTestOneInput(
-                bytes.data ? (const unsigned char *)bytes.data : nothing, (size_t)bytes.n);
+            (void)LLVMFuzzerTestOneInput(bytes.data ? (const unsigned char *)bytes.data : nothing,
+                                         (size_t)bytes.n);
             text_free(&bytes);
             done++;
         }
