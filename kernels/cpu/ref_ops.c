@@ -1,0 +1,232 @@
+/* Reference for everything but attention and the loss. */
+#include "kernels/cpu/ref.h"
+
+#include <math.h>
+
+static enum status ref_embed(struct backend *be, const struct embed_args *a) {
+    (void)be;
+    int64_t width = a->out.shape[1];
+    TRY(cpu_check_embed("embed", a));
+    for (int64_t r = 0; r < a->out.shape[0]; r++)
+        for (int64_t c = 0; c < width; c++)
+            ref_set(&a->out, r * width + c, ref_at(&a->table, a->ids[r] * width + c));
+    return STATUS_OK;
+}
+
+static enum status ref_embed_bwd(struct backend *be, const struct embed_args *a) {
+    (void)be;
+    int64_t width = a->out.shape[1];
+    TRY(cpu_check_embed("embed_bwd", a));
+    for (int64_t r = 0; r < a->out.shape[0]; r++)
+        for (int64_t c = 0; c < width; c++)
+            ref_accumulate(&a->table, a->ids[r] * width + c, ref_at(&a->out, r * width + c));
+    return STATUS_OK;
+}
+
+/* The norm is taken of the sum as stored: that is what the backward pass will see. */
+static enum status ref_rmsnorm(struct backend *be, const struct rmsnorm_args *a) {
+    (void)be;
+    int64_t n_row = a->out.shape[0], width = a->out.shape[1];
+    const struct tensor *x = a->residual.data ? &a->sum : &a->x;
+    for (int64_t r = 0; r < n_row; r++) {
+        real squares = 0;
+        for (int64_t i = r * width; i < (r + 1) * width; i++) {
+            if (a->residual.data)
+                ref_set(&a->sum, i, ref_at(&a->x, i) + ref_at(&a->residual, i));
+            squares += ref_at(x, i) * ref_at(x, i);
+        }
+        real rstd = 1 / (real)sqrt((double)(squares / (real)width + (real)a->eps));
+        for (int64_t c = 0; c < width; c++)
+            ref_set(&a->out, r * width + c,
+                    ref_at(x, r * width + c) * rstd * ref_at(&a->weight, c));
+        if (a->rstd.data)
+            ref_set(&a->rstd, r, rstd);
+    }
+    return STATUS_OK;
+}
+
+/* With xh = x rstd: d_x = rstd (w dy - xh mean(w dy xh)), d_w = sum_rows dy xh. */
+static enum status ref_rmsnorm_bwd(struct backend *be, const struct rmsnorm_bwd_args *a) {
+    (void)be;
+    int64_t n_row = a->x.shape[0], width = a->x.shape[1];
+    if (a->d_weight.data)
+        for (int64_t c = 0; c < width; c++) {
+            real sum = 0;
+            for (int64_t r = 0; r < n_row; r++)
+                sum += ref_at(&a->d_out, r * width + c) * ref_at(&a->x, r * width + c) *
+                       ref_at(&a->rstd, r);
+            ref_accumulate(&a->d_weight, c, sum);
+        }
+    for (int64_t r = 0; r < n_row; r++) {
+        real rstd = ref_at(&a->rstd, r), mean = 0;
+        for (int64_t c = 0; c < width; c++)
+            mean += ref_at(&a->weight, c) * ref_at(&a->d_out, r * width + c) *
+                    ref_at(&a->x, r * width + c) * rstd;
+        mean /= (real)width;
+        for (int64_t c = 0; c < width; c++) {
+            int64_t i = r * width + c;
+            real g = rstd * (ref_at(&a->weight, c) * ref_at(&a->d_out, i) -
+                             ref_at(&a->x, i) * rstd * mean);
+            ref_set(&a->d_x, i, g + (a->d_residual.data ? ref_at(&a->d_residual, i) : 0));
+        }
+    }
+    return STATUS_OK;
+}
+
+static enum status ref_matmul(struct backend *be, const struct matmul_args *a) {
+    (void)be;
+    TRY(cpu_check_matmul(a));
+    int64_t m = a->c.shape[0], n = a->c.shape[1], k = a->a.shape[!a->trans_a];
+    int64_t a_row = a->trans_a ? 1 : k, a_col = a->trans_a ? m : 1;
+    int64_t b_row = a->trans_b ? 1 : n, b_col = a->trans_b ? k : 1;
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++) {
+            real sum = 0;
+            for (int64_t l = 0; l < k; l++)
+                sum += ref_at(&a->a, i * a_row + l * a_col) * ref_at(&a->b, l * b_row + j * b_col);
+            if (a->beta != 0)
+                sum += (real)a->beta * ref_at(&a->c, i * n + j);
+            if (a->bias.data)
+                sum += ref_at(&a->bias, j);
+            ref_set(&a->c, i * n + j, sum);
+        }
+    return STATUS_OK;
+}
+
+static enum status ref_bias_bwd(struct backend *be, const struct bias_bwd_args *a) {
+    (void)be;
+    for (int64_t c = 0; c < a->n_col; c++) {
+        real sum = 0;
+        for (int64_t r = 0; r < a->n_row; r++)
+            sum += ref_get(a->d_out, a->dtype, r * a->row_stride + c);
+        ref_accumulate(&a->d_bias, c, sum);
+    }
+    return STATUS_OK;
+}
+
+/* Angles are taken in double whatever `real` is: an angle is position times frequency, and late
+ * positions lose their fraction in single precision. */
+static enum status ref_rope(struct backend *be, const struct rope_args *a) {
+    (void)be;
+    int64_t half = a->rotary / 2;
+    for (int64_t r = 0; r < a->n_row; r++)
+        for (int64_t i = 0; i < half; i++) {
+            double angle = (double)(a->first_position + r % a->n_seq) * (double)a->inv_freq[i];
+            real cosine = (real)cos(angle), sine = (real)(a->inverse ? -sin(angle) : sin(angle));
+            for (int64_t h = 0; h < a->n_head; h++) {
+                int64_t head = r * a->row_stride + h * a->head_dim;
+                int64_t x = head + (a->interleaved ? 2 * i : i),
+                        y = x + (a->interleaved ? 1 : half);
+                real vx = ref_get(a->x, a->dtype, x), vy = ref_get(a->x, a->dtype, y);
+                ref_put(a->x, a->dtype, x, vx * cosine - vy * sine);
+                ref_put(a->x, a->dtype, y, vy * cosine + vx * sine);
+            }
+        }
+    return STATUS_OK;
+}
+
+static enum status ref_copy_heads(struct backend *be, const struct copy_heads_args *a) {
+    (void)be;
+    for (int64_t b = 0; b < a->n_batch; b++)
+        for (int64_t t = 0; t < a->n_row; t++)
+            for (int64_t h = 0; h < a->n_head; h++) {
+                int64_t from = b * a->from.batch + t * a->from.row + h * a->from.head;
+                int64_t to = b * a->to.batch + t * a->to.row + h * a->to.head;
+                for (int64_t c = 0; c < a->head_dim; c++)
+                    ref_put(a->to.data, a->to_dtype, to + c,
+                            ref_get(a->from.data, a->from_dtype, from + c));
+            }
+    return STATUS_OK;
+}
+
+static real sigmoid(real x) {
+    return (real)(1 / (1 + exp(-(double)x)));
+}
+
+static enum status ref_swiglu(struct backend *be, const struct swiglu_args *a) {
+    (void)be;
+    int64_t n_row = a->out.shape[0], n_ff = a->out.shape[1];
+    for (int64_t r = 0; r < n_row; r++)
+        for (int64_t j = 0; j < n_ff; j++) {
+            real gate = ref_at(&a->gate_up, 2 * r * n_ff + j);
+            real up = ref_at(&a->gate_up, (2 * r + 1) * n_ff + j);
+            ref_set(&a->out, r * n_ff + j, gate * sigmoid(gate) * up);
+        }
+    return STATUS_OK;
+}
+
+static enum status ref_swiglu_bwd(struct backend *be, const struct swiglu_bwd_args *a) {
+    (void)be;
+    int64_t n_row = a->d_out.shape[0], n_ff = a->d_out.shape[1];
+    for (int64_t r = 0; r < n_row; r++)
+        for (int64_t j = 0; j < n_ff; j++) {
+            int64_t gi = 2 * r * n_ff + j, ui = gi + n_ff;
+            real gate = ref_at(&a->gate_up, gi), up = ref_at(&a->gate_up, ui);
+            real dy = ref_at(&a->d_out, r * n_ff + j), s = sigmoid(gate);
+            ref_set(&a->d_gate_up, gi, dy * up * s * (1 + gate * (1 - s)));
+            ref_set(&a->d_gate_up, ui, dy * gate * s);
+        }
+    return STATUS_OK;
+}
+
+static enum status ref_add(struct backend *be, const struct add_args *a) {
+    (void)be;
+    for (int64_t i = 0, n = tensor_count(&a->out); i < n; i++)
+        ref_set(&a->out, i, ref_at(&a->a, i) + ref_at(&a->b, i));
+    return STATUS_OK;
+}
+
+static enum status ref_adamw(struct backend *be, const struct adamw_args *a) {
+    (void)be;
+    real b1 = (real)a->beta1, b2 = (real)a->beta2, lr = (real)a->lr;
+    real c1 = (real)(1 - pow(a->beta1, (double)a->step));
+    real c2 = (real)(1 - pow(a->beta2, (double)a->step));
+    for (int64_t i = 0, n = tensor_count(&a->param); i < n; i++) {
+        real g = ref_at(&a->grad, i) * (real)a->grad_scale, p = ref_at(&a->master, i);
+        real m = b1 * ref_at(&a->m, i) + (1 - b1) * g;
+        real v = b2 * ref_at(&a->v, i) + (1 - b2) * g * g;
+        p -= lr *
+             (m / c1 / ((real)sqrt((double)(v / c2)) + (real)a->eps) + (real)a->weight_decay * p);
+        ref_set(&a->m, i, m);
+        ref_set(&a->v, i, v);
+        ref_set(&a->master, i, p);
+        ref_set(&a->param, i, p);
+    }
+    return STATUS_OK;
+}
+
+static enum status ref_sum_squares(struct backend *be, const struct sum_squares_args *a) {
+    (void)be;
+    double sum = 0;
+    for (int64_t i = 0, n = tensor_count(&a->x); i < n; i++) {
+        double v = (double)ref_at(&a->x, i);
+        sum += v * v;
+    }
+    *a->out = sum;
+    return STATUS_OK;
+}
+
+static enum status ref_cast(struct backend *be, const struct cast_args *a) {
+    (void)be;
+    if (!dtype_convert(a->x.data, a->x.dtype, a->out.data, a->out.dtype, tensor_count(&a->out)))
+        return status_fail(STATUS_FAILED, "cast: %s to %s is not a conversion between floats",
+                           dtype_name(a->x.dtype), dtype_name(a->out.dtype));
+    return STATUS_OK;
+}
+
+void ref_fill_ops(struct backend *be) {
+    be->embed = ref_embed;
+    be->embed_bwd = ref_embed_bwd;
+    be->rmsnorm = ref_rmsnorm;
+    be->rmsnorm_bwd = ref_rmsnorm_bwd;
+    be->matmul = ref_matmul;
+    be->bias_bwd = ref_bias_bwd;
+    be->rope = ref_rope;
+    be->copy_heads = ref_copy_heads;
+    be->swiglu = ref_swiglu;
+    be->swiglu_bwd = ref_swiglu_bwd;
+    be->add = ref_add;
+    be->adamw = ref_adamw;
+    be->sum_squares = ref_sum_squares;
+    be->cast = ref_cast;
+}
