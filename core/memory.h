@@ -5,6 +5,7 @@
 #include "core/status.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* a * b and a + b for non-negative sizes; false on overflow or a negative operand. */

@@ -158,6 +158,11 @@ struct tensor tensor_rows(struct tensor t, int64_t first, int64_t n) {
     return t;
 }
 
+void *tensor_at(const struct tensor *t, int64_t i) {
+    assert(i >= 0 && i <= tensor_count(t));
+    return (char *)t->data + i * dtype_size(t->dtype);
+}
+
 int64_t tensor_count(const struct tensor *t) {
     int64_t n = 1;
     for (int i = 0; i < t->rank; i++)

@@ -73,6 +73,9 @@ struct tensor tensor_2d(enum dtype t, void *data, int64_t rows, int64_t cols);
 struct tensor tensor_reshape(struct tensor t, int64_t rows, int64_t cols);
 /* Rows [first, first + n) of a 2-D tensor, elements [first, first + n) of a 1-D one (asserted). */
 struct tensor tensor_rows(struct tensor t, int64_t first, int64_t n);
+/* Address of element i: for strided heads inside a packed buffer. The one place where addresses
+ * of device memory are computed above kernels/. */
+void *tensor_at(const struct tensor *t, int64_t i);
 int64_t tensor_count(const struct tensor *t); /* elements */
 int64_t tensor_bytes(const struct tensor *t);
 /* "[64, 32]" into `out`, always terminated; returns out. */

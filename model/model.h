@@ -2,6 +2,7 @@
 #ifndef REGROUP_MODEL_MODEL_H
 #define REGROUP_MODEL_MODEL_H
 
+#include "core/memory.h"
 #include "kernels/backend.h"
 #include "model/arch.h"
 
@@ -46,8 +47,22 @@ enum status model_save(const struct model *m, const char *dir, const void *sourc
  * subfolders) into another. */
 enum status model_copy_side_files(const char *from, const char *to) MUST_USE;
 int64_t model_param_count(const struct model *m); /* without padding */
+/* Is this one of the files that hold weights or their index (by its ending)? */
+bool model_is_weight_file(const char *name);
+/* Every tensor that `config` asks for is there with the right shape and a float dtype; the first
+ * that is not is an error that names it, the expected and the found shape. */
+struct checkpoint;
+enum status model_check_tensors(const struct model_config *config,
+                                const struct checkpoint *ck) MUST_USE;
 /* View of one parameter in a flat buffer laid out like m->data. */
 struct tensor model_view(const struct model *m, const void *flat, enum dtype dtype, int64_t param);
+
+/* The view of params [first, last], which lie side by side, as one [rows, cols] matrix (or, when
+ * they are biases, one [n] vector). */
+struct tensor model_span(const struct model *m, const void *flat, enum dtype dtype, int64_t first,
+                         int64_t last);
+/* G of kernels/backend.h: F64 for F64, else F32. */
+enum dtype model_grad_dtype(const struct model *m);
 
 struct kv_cache {
     struct backend *be;
