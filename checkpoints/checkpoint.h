@@ -34,6 +34,15 @@ enum status checkpoint_read(const struct checkpoint_tensor *t, int64_t first, in
 /* The value of __metadata__[key] of the first file, NULL if absent. */
 const char *checkpoint_metadata(const struct checkpoint *c, const char *key);
 
+/* NaN and infinities among n elements, added to *out; integer types have none. */
+struct nonfinite {
+    int64_t n_nan, n_inf;
+};
+void nonfinite_scan(const void *data, enum dtype t, int64_t n, struct nonfinite *out);
+/* A whole tensor, through `buffer` of n_buffer (at least 8) bytes. */
+enum status checkpoint_scan(const struct checkpoint_tensor *t, void *buffer, int64_t n_buffer,
+                            struct nonfinite *out) MUST_USE;
+
 /* Writing: every tensor is declared first, so headers are written before data and any shard can be
  * filled in any order. Files appear under their final names inside `dir`, which the caller stages
  * (core/file.h). */
