@@ -40,7 +40,7 @@ enum status memory_grow(void *items, int64_t *capacity, int64_t need, int64_t si
     if (need <= *capacity)
         return STATUS_OK;
     int64_t target = size_max(size_max(need, 16), *capacity < INT64_MAX / 2 ? *capacity * 2 : need);
-    void *fresh, *old;
+    void *fresh = NULL, *old = NULL;
     TRY(memory_alloc(target, size, what, &fresh));
     memcpy(&old, items, sizeof old);
     if (old)
