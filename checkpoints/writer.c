@@ -56,7 +56,8 @@ static enum status declare(struct checkpoint_writer *w, const struct tensor_spec
         }
         s->shard = w->n_shard - 1;
         filled += t->n_byte;
-        w->n_byte += t->n_byte;
+        if (!size_add(w->n_byte, t->n_byte, &w->n_byte))
+            return status_fail(STATUS_FAILED, "tensor %s: the whole is too large to write", name);
     }
     if (w->n_shard == 0)
         w->n_shard = 1;

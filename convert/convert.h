@@ -1,0 +1,60 @@
+/* A checkpoint with other KV heads: plan (every output tensor known before a byte is read), merge,
+ * stream, edit the configuration. Works on roles; names live in model/arch. */
+#ifndef REGROUP_CONVERT_CONVERT_H
+#define REGROUP_CONVERT_CONVERT_H
+
+#include "core/json.h"
+#include "model/folder.h"
+
+enum merge_method {
+    MERGE_MEAN,   /* average of a group's heads, GQA paper 2305.13245 */
+    MERGE_FIRST,  /* the first head of each group */
+    MERGE_RANDOM, /* normal with the tensor's own spread: the paper's lower bound */
+    MERGE_REPEAT, /* each head copied: GQA -> more heads, exactly the same function */
+    MERGE_COUNT
+};
+const char *merge_method_name(enum merge_method m);
+
+struct convert_options {
+    const char *from, *to; /* model folder, output folder; `to` may be NULL for a plan alone */
+    int64_t n_kv_head;     /* in every layer */
+    enum merge_method method;
+    enum dtype dtype;        /* DTYPE_COUNT: keep each tensor's */
+    int64_t max_shard_bytes; /* <= 0: one file */
+    uint64_t seed;           /* MERGE_RANDOM */
+};
+
+struct convert_item { /* one tensor on its way */
+    const struct checkpoint_tensor *from;
+    struct tensor_spec to;
+    int64_t to_bytes;
+    enum role role; /* ROLE_COUNT: unknown to the family, passed through as it is */
+    int64_t layer;
+    /* K and V rows fall into n_in head blocks that become n_out; 1 and 1: one block, kept. */
+    int64_t n_in, n_out;
+    bool redraw;            /* random: new values even when n_in == n_out */
+    struct nonfinite found; /* after the run: in what was read */
+    int64_t n_overflow;     /* after the run: finite values that the new type made infinite */
+};
+
+struct convert_plan {
+    struct convert_options options;
+    struct model_folder *folder;
+    struct model_config config; /* of the output */
+    struct convert_item *items; /* in the input's order */
+    int64_t n_item, from_bytes, to_bytes, from_params, to_params;
+    int64_t kv_bytes_from, kv_bytes_to; /* KV cache per token, in K's type */
+    bool head_differs; /* after the run: tied, but a separate lm_head has other values */
+    struct arena arena;
+};
+/* Fails where the head counts do not fit, naming them. */
+enum status convert_plan_open(const struct convert_options *options,
+                              struct convert_plan **out) MUST_USE;
+void convert_plan_close(struct convert_plan *p);
+/* Write options.to: complete or not at all; an existing one only with `force`. Warns about NaN,
+ * infinities and overflow, which also stay in the items. */
+enum status convert_run(struct convert_plan *p, bool force) MUST_USE;
+/* What was planned and, after the run, found. Caller frees. */
+struct json *convert_to_json(const struct convert_plan *p);
+
+#endif

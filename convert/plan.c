@@ -1,0 +1,170 @@
+/* What happens to each tensor, decided from the configuration and the headers alone. */
+#include "convert/convert.h"
+
+#include <string.h>
+
+const char *merge_method_name(enum merge_method m) {
+    static const char *const names[MERGE_COUNT] = {
+        [MERGE_MEAN] = "mean",
+        [MERGE_FIRST] = "first",
+        [MERGE_RANDOM] = "random",
+        [MERGE_REPEAT] = "repeat",
+    };
+    return names[m];
+}
+
+/* Can n_from heads become n_to with this method? */
+static enum status check_heads(const struct convert_options *o, int64_t n_head, int64_t layer,
+                               int64_t n_from) {
+    int64_t n_to = o->n_kv_head;
+    const char *method = merge_method_name(o->method);
+    if (n_to < 1 || n_to > n_head || n_head % n_to)
+        return status_fail(STATUS_FAILED,
+                           "%s: %lld KV heads do not divide its %lld query heads; choose a divisor "
+                           "of %lld",
+                           o->from, (long long)n_to, (long long)n_head, (long long)n_head);
+    if (n_to > n_from && o->method != MERGE_REPEAT)
+        return status_fail(STATUS_FAILED,
+                           "%s: layer %lld has %lld KV heads; --method %s cannot make %lld of "
+                           "them: --method repeat can",
+                           o->from, (long long)layer, (long long)n_from, method, (long long)n_to);
+    if (n_to < n_from && o->method == MERGE_REPEAT)
+        return status_fail(STATUS_FAILED,
+                           "%s: layer %lld has %lld KV heads; --method repeat only makes more, not "
+                           "%lld: use mean or first",
+                           o->from, (long long)layer, (long long)n_from, (long long)n_to);
+    if (n_to > n_from ? n_to % n_from : n_from % n_to)
+        return status_fail(STATUS_FAILED,
+                           "%s: layer %lld has %lld KV heads, which cannot be regrouped into %lld; "
+                           "choose a %s of %lld",
+                           o->from, (long long)layer, (long long)n_from, (long long)n_to,
+                           n_to > n_from ? "multiple" : "divisor", (long long)n_from);
+    return STATUS_OK;
+}
+
+static bool is_kv(enum role r) {
+    return r == ROLE_K || r == ROLE_V || r == ROLE_K_BIAS || r == ROLE_V_BIAS;
+}
+
+static enum status plan_item(const struct convert_plan *p, const struct checkpoint_tensor *t,
+                             struct convert_item *item) {
+    *item = (struct convert_item){.from = t,
+                                  .to = {.name = t->name, .dtype = t->dtype, .rank = t->rank},
+                                  .role = ROLE_COUNT,
+                                  .layer = -1,
+                                  .n_in = 1,
+                                  .n_out = 1};
+    memcpy(item->to.shape, t->shape, sizeof item->to.shape);
+    if (arch_match(p->folder->arch, t->name, &item->role, &item->layer)) {
+        if (p->options.dtype != DTYPE_COUNT && dtype_is_float(t->dtype))
+            item->to.dtype = p->options.dtype;
+        if (is_kv(item->role)) {
+            int64_t from = p->folder->config.n_kv_head[item->layer];
+            if (from != p->options.n_kv_head) {
+                item->n_in = from;
+                item->n_out = p->options.n_kv_head;
+            }
+            item->redraw = p->options.method == MERGE_RANDOM;
+            item->to.shape[0] = p->options.n_kv_head * p->config.head_dim;
+        }
+    } else {
+        item->role = ROLE_COUNT;
+    }
+    item->to_bytes = dtype_size(item->to.dtype);
+    for (int d = 0; d < item->to.rank; d++)
+        if (!size_mul(item->to_bytes, item->to.shape[d], &item->to_bytes))
+            return status_fail(STATUS_FAILED, "%s: tensor %s: the result is too large", t->path,
+                               t->name);
+    return STATUS_OK;
+}
+
+enum status convert_plan_open(const struct convert_options *options, struct convert_plan **out) {
+    struct convert_plan *p = NULL;
+    enum status status;
+    *out = NULL;
+    TRY(memory_alloc(1, sizeof *p, "conversion plan", &p));
+    p->options = *options;
+    TRY_OUT(model_folder_open(options->from, &p->folder));
+    p->config = p->folder->config;
+    for (int64_t l = 0; l < p->config.n_layer; l++) {
+        TRY_OUT(check_heads(options, p->config.n_head, l, p->config.n_kv_head[l]));
+        p->config.n_kv_head[l] = (int32_t)options->n_kv_head;
+    }
+    if (options->dtype != DTYPE_COUNT)
+        p->config.dtype = options->dtype;
+    p->n_item = checkpoint_count(p->folder->ck);
+    TRY_OUT(arena_alloc(&p->arena, p->n_item, (int64_t)sizeof *p->items, &p->items));
+    for (int64_t i = 0; i < p->n_item; i++) {
+        struct convert_item *item = &p->items[i];
+        TRY_OUT(plan_item(p, checkpoint_at(p->folder->ck, i), item));
+        p->from_bytes += item->from->n_byte;
+        if (!size_add(p->to_bytes, item->to_bytes, &p->to_bytes)) {
+            status = status_fail(STATUS_FAILED, "%s: the result is too large", options->from);
+            goto out;
+        }
+        if (item->role == ROLE_COUNT || !config_has_role(&p->config, item->role))
+            continue;
+        p->from_params += item->from->n_byte / dtype_size(item->from->dtype);
+        p->to_params += item->to_bytes / dtype_size(item->to.dtype);
+    }
+    enum dtype kv = p->folder->kv_dtype;
+    p->kv_bytes_from = model_kv_bytes_per_token(&p->folder->config, kv);
+    p->kv_bytes_to =
+        model_kv_bytes_per_token(&p->config, options->dtype == DTYPE_COUNT ? kv : options->dtype);
+    *out = p;
+    p = NULL;
+out:
+    convert_plan_close(p);
+    return status;
+}
+
+void convert_plan_close(struct convert_plan *p) {
+    if (!p)
+        return;
+    model_folder_close(p->folder);
+    arena_free(&p->arena);
+    memory_free(p);
+}
+
+static void set_pair(struct json *o, const char *key, int64_t from, int64_t to) {
+    struct json *pair = json_set_object(o, key);
+    json_set_int(pair, "from", from);
+    json_set_int(pair, "to", to);
+}
+
+static void set_shape(struct json *o, const char *key, int rank, const int64_t *shape) {
+    struct json *list = json_set_array(o, key);
+    for (int d = 0; d < rank; d++)
+        json_push_number(list, (double)shape[d]);
+}
+
+struct json *convert_to_json(const struct convert_plan *p) {
+    const struct convert_options *o = &p->options;
+    struct json *j = json_object();
+    json_set_string(j, "from", o->from);
+    json_set_string(j, "to", o->to);
+    json_set_string(j, "family", p->config.family);
+    json_set_string(j, "method", merge_method_name(o->method));
+    json_set_int(j, "n_head", p->config.n_head);
+    set_pair(j, "n_kv_head", model_kv_max(&p->folder->config), model_kv_max(&p->config));
+    set_pair(j, "parameters", p->from_params, p->to_params);
+    set_pair(j, "bytes", p->from_bytes, p->to_bytes);
+    set_pair(j, "kv_bytes_per_token", p->kv_bytes_from, p->kv_bytes_to);
+    json_set_bool(j, "lm_head_differs_from_tied_embedding", p->head_differs);
+    struct json *list = json_set_array(j, "tensors");
+    for (int64_t i = 0; i < p->n_item; i++) {
+        const struct convert_item *item = &p->items[i];
+        struct json *e = json_push_object(list);
+        json_set_string(e, "name", item->to.name);
+        json_set_string(e, "role", item->role == ROLE_COUNT ? NULL : role_name(item->role));
+        json_set_string(e, "dtype_from", dtype_name(item->from->dtype));
+        json_set_string(e, "dtype_to", dtype_name(item->to.dtype));
+        set_shape(e, "shape_from", item->from->rank, item->from->shape);
+        set_shape(e, "shape_to", item->to.rank, item->to.shape);
+        set_pair(e, "bytes", item->from->n_byte, item->to_bytes);
+        json_set_int(e, "nan", item->found.n_nan);
+        json_set_int(e, "inf", item->found.n_inf);
+        json_set_int(e, "overflow", item->n_overflow);
+    }
+    return j;
+}
