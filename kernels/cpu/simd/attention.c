@@ -75,15 +75,8 @@ static void attend_strip(const struct plan *pl, const struct row_block *q, struc
                          struct partial *part, int64_t row, int64_t n, int64_t tile,
                          int64_t tile_end, const float *values, int64_t ld_values) {
     const struct attention_args *a = pl->a;
-    int64_t lo[TILE_ROWS], hi[TILE_ROWS]; /* visible keys, counted from the tile's first */
-    for (int64_t i = 0; i < n; i++) {
-        int64_t position = a->q_first + row_query(q, row + i);
-        int64_t first = first_visible(a, position), end = end_visible(a, position);
-        end = end < tile_end ? end : tile_end;
-        lo[i] = first > tile ? first - tile : 0;
-        hi[i] = end > tile ? end - tile : 0;
-        lo[i] = lo[i] < hi[i] ? lo[i] : hi[i];
-    }
+    int64_t lo[TILE_ROWS], hi[TILE_ROWS];
+    visible_in_tile(a, q, row, n, tile, tile_end, lo, hi);
     int64_t from = lo[0] / TILE_COLS * TILE_COLS, n_vec = vectors(hi[n - 1] - from);
     if (hi[n - 1] <= lo[0])
         return;
@@ -215,15 +208,6 @@ static void combine(const struct plan *pl, const struct row_block *q, float *bas
     }
 }
 
-/* Tiles [*first, *end) that some row of the block sees. */
-static void tiles_seen(const struct plan *pl, const struct row_block *q, int64_t *first,
-                       int64_t *end) {
-    int64_t position = pl->a->q_first + q->first;
-    int64_t last = position + q->n_row / q->group - 1;
-    *first = first_visible(pl->a, position) / TILE_KEYS;
-    *end = (end_visible(pl->a, last) + TILE_KEYS - 1) / TILE_KEYS;
-}
-
 static struct plan plan_attention(const struct attention_args *a, int64_t threads) {
     struct plan pl = {.a = a, .group = a->n_head / a->n_kv_head};
     pl.block_queries = BLOCK_ROWS / pl.group;
@@ -259,7 +243,7 @@ enum status ISA(attention)(struct backend *be, const struct attention_args *a) {
         struct row_block q = block_of(&pl, item / pl.n_split);
         struct tiles t = tiles_at(&pl, tiles, parallel_id());
         struct partial part = partial_at(&pl, partials, pl.n_split > 1 ? item : parallel_id());
-        tiles_seen(&pl, &q, &first, &end);
+        tiles_seen(a, &q, &first, &end);
         int64_t n = end > first ? end - first : 0;
         attend(&pl, &q, &t, &part, first + n * split / pl.n_split,
                first + n * (split + 1) / pl.n_split);

@@ -108,7 +108,7 @@ static __attribute__((unused)) void tile_weigh(int64_t m, int64_t n_vec, int64_t
     tile_strip(m, n_vec, k, p, TILE_KEYS, 1, b, ldb, c, ldc, TILE_ADD, NULL);
 }
 
-/* Which keys [lo, hi) of the sequence a query position sees. */
+/* Keys [first, end) of the sequence that a query position sees. */
 INLINE int64_t first_visible(const struct attention_args *a, int64_t position) {
     return a->window > 0 && position >= a->window ? position - a->window + 1 : 0;
 }
@@ -242,6 +242,29 @@ INLINE int64_t row_at(const struct heads *x, const struct row_block *q, int64_t 
 INLINE int64_t row_lse(const struct attention_args *a, const struct row_block *q, int64_t row) {
     int64_t head = q->batch * a->n_head + q->head + row % q->group;
     return head * a->n_query + row_query(q, row);
+}
+
+/* For the rows [row, row + n) of the block: the visible keys [lo, hi) among [tile, tile_end),
+ * counted from `tile`; lo == hi when there are none. Both grow with the row. */
+INLINE void visible_in_tile(const struct attention_args *a, const struct row_block *q, int64_t row,
+                            int64_t n, int64_t tile, int64_t tile_end, int64_t *lo, int64_t *hi) {
+    for (int64_t i = 0; i < n; i++) {
+        int64_t position = a->q_first + row_query(q, row + i);
+        int64_t first = first_visible(a, position), end = end_visible(a, position);
+        end = end < tile_end ? end : tile_end;
+        hi[i] = end > tile ? end - tile : 0;
+        lo[i] = first > tile ? first - tile : 0;
+        lo[i] = lo[i] < hi[i] ? lo[i] : hi[i];
+    }
+}
+
+/* Tiles [*first, *end) that some row of the block sees. */
+INLINE void tiles_seen(const struct attention_args *a, const struct row_block *q, int64_t *first,
+                       int64_t *end) {
+    int64_t position = a->q_first + q->first;
+    int64_t last = position + q->n_row / q->group - 1;
+    *first = first_visible(a, position) / TILE_KEYS;
+    *end = (end_visible(a, last) + TILE_KEYS - 1) / TILE_KEYS;
 }
 
 /* The block's rows times scale, row-major (ld >= whole vectors), and as panels of TILE_ROWS rows:
