@@ -1,11 +1,10 @@
 /* A model comes to be: read from a folder, or drawn at random. */
-#include "checkpoints/checkpoint.h"
 #include "core/log.h"
 #include "core/rng.h"
+#include "model/folder.h"
 #include "model/params.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 enum { CHUNK = 1 << 20 }; /* elements converted and uploaded at a time */
@@ -93,56 +92,39 @@ out:
     return status;
 }
 
-static int64_t count_non_finite(const void *values, enum dtype t, int64_t n) {
-    int64_t bad = 0;
-    if (t == DTYPE_F32)
-        for (int64_t i = 0; i < n; i++)
-            bad += !isfinite(((const float *)values)[i]);
-    else if (t == DTYPE_F64)
-        for (int64_t i = 0; i < n; i++)
-            bad += !isfinite(((const double *)values)[i]);
-    else
-        for (int64_t i = 0; i < n; i++)
-            bad += !isfinite(bf16_to_f32(((const uint16_t *)values)[i]));
-    return bad;
-}
-
 /* Move one tensor through the two host buffers, CHUNK elements at a time. */
 static enum status load_param(struct model *m, const struct param *p,
                               const struct checkpoint_tensor *t, void *raw, void *converted) {
     struct tensor view = model_view(m, m->data, m->dtype, p - m->params);
-    int64_t from = dtype_size(t->dtype), to = dtype_size(m->dtype), bad = 0;
+    int64_t from = dtype_size(t->dtype), to = dtype_size(m->dtype);
+    struct nonfinite bad = {0};
     for (int64_t at = 0; at < p->count; at += CHUNK) {
         int64_t n = size_min(CHUNK, p->count - at);
         TRY(checkpoint_read(t, at * from, n * from, raw));
         dtype_convert(raw, t->dtype, converted, m->dtype, n);
-        bad += count_non_finite(converted, m->dtype, n);
+        nonfinite_scan(raw, t->dtype, n, &bad);
         TRY(m->be->upload(m->be, STREAM_COMPUTE, tensor_at(&view, at), converted, n * to));
         TRY(m->be->sync(m->be, STREAM_COMPUTE));
     }
-    if (bad)
-        log_warn("%s: tensor %s: %lld of %lld values are NaN or infinite", t->path, p->name,
-                 (long long)bad, (long long)p->count);
+    if (bad.n_nan || bad.n_inf)
+        log_warn("%s: tensor %s: %lld of %lld values are NaN and %lld infinite", t->path, p->name,
+                 (long long)bad.n_nan, (long long)p->count, (long long)bad.n_inf);
     return STATUS_OK;
 }
 
 enum status model_open(const char *dir, struct backend *be, enum dtype dtype, struct model **out) {
     enum status status;
-    struct model_config *config = NULL;
-    struct checkpoint *ck = NULL;
+    struct model_folder *folder = NULL;
     struct model *m = NULL;
     void *raw = NULL, *converted = NULL;
     *out = NULL;
-    TRY_OUT(memory_alloc(1, (int64_t)sizeof *config, "configuration", &config));
-    TRY_OUT(model_config_load(dir, config));
-    TRY_OUT(checkpoint_open(dir, &ck));
-    TRY_OUT(model_check_tensors(config, ck));
-    TRY_OUT(prepare(config, be, dtype, &m));
+    TRY_OUT(model_folder_open(dir, &folder));
+    TRY_OUT(prepare(&folder->config, be, dtype, &m));
     TRY_OUT(memory_alloc(CHUNK, 8, "load buffer", &raw));
     TRY_OUT(memory_alloc(CHUNK, 8, "load buffer", &converted));
     for (int64_t i = 0; i < m->n_param_tensors; i++) {
         const struct checkpoint_tensor *t;
-        TRY_OUT(checkpoint_need(ck, m->params[i].name, &t));
+        TRY_OUT(checkpoint_need(folder->ck, m->params[i].name, &t));
         TRY_OUT(load_param(m, &m->params[i], t, raw, converted));
     }
     *out = m;
@@ -150,8 +132,7 @@ enum status model_open(const char *dir, struct backend *be, enum dtype dtype, st
 out:
     memory_free(raw);
     memory_free(converted);
-    memory_free(config);
-    checkpoint_close(ck);
+    model_folder_close(folder);
     model_close(m);
     return status;
 }
