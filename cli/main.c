@@ -2,6 +2,7 @@
  * (0 done, 1 failed, 2 usage). The only place that ends the process. */
 #include "cli/commands.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -9,6 +10,8 @@ static const struct {
     const char *name, *summary;
     enum status (*run)(int argc, char **argv);
 } commands[] = {
+    {"inspect", "what a model folder holds: heads, parameters, KV-cache bytes", cmd_inspect},
+    {"convert", "write the model with fewer (or more) KV heads", cmd_convert},
     {NULL, NULL, NULL},
 };
 
@@ -24,6 +27,7 @@ static void print_help(void) {
 }
 
 int main(int argc, char **argv) {
+    signal(SIGXFSZ, SIG_IGN); /* a file-size limit is then an error like a full disk */
     if (argc < 2) {
         print_help();
         return 2;
