@@ -70,10 +70,37 @@ static struct row_block block_of(const struct plan *pl, int64_t task) {
                               .n_row = n * pl->group};
 }
 
+/* The values of a tile: packed, or where they lie when they are read only once or twice. */
+struct values {
+    const void *data;
+    int64_t ld;
+    bool bf16;
+};
+
+/* o = o * factor (when given) + p values over the tile's keys [first, end). */
+static void weigh(const struct plan *pl, int64_t n, int64_t first, int64_t end, const float *p,
+                  const struct values *v, float *o, const float *factor) {
+    int64_t n_out = pl->ld / VF_LEN, k = end > first ? end - first : 0;
+    const char *data = v->data;
+    data += first * v->ld * (v->bf16 ? 2 : 4);
+    if (factor && v->bf16)
+        tile_strip(n, n_out, k, p + first, TILE_KEYS, 1, data, v->ld, true, o, pl->ld, TILE_SCALE,
+                   factor);
+    else if (factor)
+        tile_strip(n, n_out, k, p + first, TILE_KEYS, 1, data, v->ld, false, o, pl->ld, TILE_SCALE,
+                   factor);
+    else if (v->bf16)
+        tile_strip(n, n_out, k, p + first, TILE_KEYS, 1, data, v->ld, true, o, pl->ld, TILE_ADD,
+                   NULL);
+    else
+        tile_strip(n, n_out, k, p + first, TILE_KEYS, 1, data, v->ld, false, o, pl->ld, TILE_ADD,
+                   NULL);
+}
+
 /* Rows [row, row + n) of the block against the keys [tile, tile_end) in t. */
 static void attend_strip(const struct plan *pl, const struct row_block *q, struct tiles *t,
                          struct partial *part, int64_t row, int64_t n, int64_t tile,
-                         int64_t tile_end, const float *values, int64_t ld_values) {
+                         int64_t tile_end, const struct values *v) {
     const struct attention_args *a = pl->a;
     int64_t lo[TILE_ROWS], hi[TILE_ROWS];
     visible_in_tile(a, q, row, n, tile, tile_end, lo, hi);
@@ -115,29 +142,20 @@ static void attend_strip(const struct plan *pl, const struct row_block *q, struc
     }
 
     /* Keys [core, core_end) are seen by every row; the others by each row alone. */
-    float *o = part->o + row * pl->ld;
-    int64_t n_out = pl->ld / VF_LEN, core = lo[n - 1], core_end = hi[0];
+    float *o = part->o + row * pl->ld, *p = t->p;
+    int64_t core = lo[n - 1], core_end = hi[0];
     bool ragged = core > lo[0];
     if (core >= core_end)
         core = core_end = ragged ? hi[n - 1] : lo[0];
     if (ragged)
-        for (int64_t i = 0; i < n; i++) {
-            int64_t end = hi[i] < core ? hi[i] : core;
-            tile_strip(1, n_out, end - lo[i], t->p + i * TILE_KEYS + lo[i], TILE_KEYS, 1,
-                       values + lo[i] * ld_values, ld_values, o + i * pl->ld, pl->ld, TILE_SCALE,
-                       factor + i);
-        }
-    if (ragged)
-        tile_weigh(n, n_out, core_end - core, t->p + core, values + core * ld_values, ld_values, o,
-                   pl->ld);
-    else
-        tile_strip(n, n_out, core_end - core, t->p + core, TILE_KEYS, 1, values + core * ld_values,
-                   ld_values, o, pl->ld, TILE_SCALE, factor);
+        for (int64_t i = 0; i < n; i++)
+            weigh(pl, 1, lo[i], hi[i] < core ? hi[i] : core, p + i * TILE_KEYS, v, o + i * pl->ld,
+                  factor + i);
+    weigh(pl, n, core, core_end, p, v, o, ragged ? NULL : factor);
     for (int64_t i = 0; i < n; i++) {
         int64_t first = lo[i] > core_end ? lo[i] : core_end;
         if (first < hi[i])
-            tile_weigh(1, n_out, hi[i] - first, t->p + i * TILE_KEYS + first,
-                       values + first * ld_values, ld_values, o + i * pl->ld, pl->ld);
+            weigh(pl, 1, first, hi[i], p + i * TILE_KEYS, v, o + i * pl->ld, NULL);
     }
 }
 
@@ -155,18 +173,26 @@ static void attend(const struct plan *pl, const struct row_block *q, struct tile
     for (int64_t r = 0; r < q->n_row; r++)
         part->top[r] = -INFINITY;
     /* Few rows: the values are read once, so a packed copy would only cost. */
-    bool direct = !kv_bf16 && a->head_dim == pl->ld && q->n_row <= 2 * TILE_ROWS;
+    bool few = q->n_row <= 2 * TILE_ROWS, direct = few && a->head_dim == pl->ld;
     for (int64_t tile = tile_first * TILE_KEYS; tile < tile_end * TILE_KEYS; tile += TILE_KEYS) {
         int64_t end = tile + TILE_KEYS < a->n_key ? tile + TILE_KEYS : a->n_key;
+        int64_t next = end + TILE_KEYS < a->n_key ? end + TILE_KEYS : a->n_key;
+        if (few)
+            prefetch_rows(&a->k, q->batch, kv_head, end, next, a->head_dim, kv_bf16);
         pack_transposed(t->keys, &a->k, q->batch, kv_head, tile, end - tile, a->head_dim, kv_bf16);
+        if (few)
+            prefetch_rows(&a->v, q->batch, kv_head, end, next, a->head_dim, kv_bf16);
         if (!direct)
             pack_rows(t->values, pl->ld, &a->v, q->batch, kv_head, tile, end - tile, a->head_dim,
                       kv_bf16);
-        const float *values =
-            direct ? (const float *)a->v.data + head_at(&a->v, q->batch, tile, kv_head) : t->values;
+        struct values v = {t->values, pl->ld, false};
+        if (direct)
+            v = (struct values){(const char *)a->v.data +
+                                    head_at(&a->v, q->batch, tile, kv_head) * (kv_bf16 ? 2 : 4),
+                                a->v.row, kv_bf16};
         for (int64_t row = 0; row < q->n_row; row += TILE_ROWS) {
             int64_t n = q->n_row - row < TILE_ROWS ? q->n_row - row : TILE_ROWS;
-            attend_strip(pl, q, t, part, row, n, tile, end, values, direct ? a->v.row : pl->ld);
+            attend_strip(pl, q, t, part, row, n, tile, end, &v);
         }
     }
     for (int64_t r = 0; r < q->n_row; r++)

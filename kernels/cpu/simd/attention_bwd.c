@@ -127,7 +127,7 @@ static void strip_backward(const struct plan *pl, const struct row_block *q, str
 /* keys x width += (rows x keys)^T (rows x width) */
 static void gather(int64_t m, int64_t n_vec, int64_t k, const float *p, const float *rows,
                    int64_t ld, float *sums) {
-    tile_strip(m, n_vec, k, p, 1, TILE_KEYS, rows, ld, sums, ld, TILE_ADD, NULL);
+    tile_strip(m, n_vec, k, p, 1, TILE_KEYS, rows, ld, false, sums, ld, TILE_ADD, NULL);
 }
 
 /* dV += P^T dO and dK += dS^T Q for the tile, each strip of keys over the rows that see it. */

@@ -28,8 +28,8 @@ enum tile_start { TILE_ZERO, TILE_ADD, TILE_SCALE };
  * are constants where this is inlined. The sum over k runs in order in one accumulator, so a row's
  * result does not depend on the rows it shares the registers with. */
 INLINE void tile_product(int m, int n, int64_t k, const float *a, int64_t a_row, int64_t a_col,
-                         const float *b, int64_t ldb, float *c, int64_t ldc, enum tile_start start,
-                         const float *factor) {
+                         const void *b, int64_t ldb, bool b_bf16, float *c, int64_t ldc,
+                         enum tile_start start, const float *factor) {
     vf acc[TILE_ROWS][4];
     UNROLL
     for (int i = 0; i < m; i++) {
@@ -44,7 +44,7 @@ INLINE void tile_product(int m, int n, int64_t k, const float *a, int64_t a_row,
         vf bv[4];
         UNROLL
         for (int j = 0; j < n; j++)
-            bv[j] = vf_load(b + l * ldb + j * VF_LEN);
+            bv[j] = vf_get(b, l * ldb + j * VF_LEN, b_bf16);
         UNROLL
         for (int i = 0; i < m; i++) {
             vf av = vf_set(a[i * a_row + l * a_col]);
@@ -64,48 +64,51 @@ INLINE void tile_product(int m, int n, int64_t k, const float *a, int64_t a_row,
 /* The same over n_vec vectors of columns; with few rows, more columns at a time hide the latency.
  */
 INLINE void tile_columns(int m, int64_t n_vec, int64_t k, const float *a, int64_t a_row,
-                         int64_t a_col, const float *b, int64_t ldb, float *c, int64_t ldc,
-                         enum tile_start start, const float *factor) {
+                         int64_t a_col, const void *b, int64_t ldb, bool b_bf16, float *c,
+                         int64_t ldc, enum tile_start start, const float *factor) {
     int64_t j = 0;
+    const char *bytes = b;
+    int64_t step = VF_LEN * (b_bf16 ? 2 : 4);
     if (m <= 2) {
         for (; j + 4 <= n_vec; j += 4)
-            tile_product(m, 4, k, a, a_row, a_col, b + j * VF_LEN, ldb, c + j * VF_LEN, ldc, start,
-                         factor);
+            tile_product(m, 4, k, a, a_row, a_col, bytes + j * step, ldb, b_bf16, c + j * VF_LEN,
+                         ldc, start, factor);
     }
     for (; j + 2 <= n_vec; j += 2)
-        tile_product(m, 2, k, a, a_row, a_col, b + j * VF_LEN, ldb, c + j * VF_LEN, ldc, start,
-                     factor);
+        tile_product(m, 2, k, a, a_row, a_col, bytes + j * step, ldb, b_bf16, c + j * VF_LEN, ldc,
+                     start, factor);
     if (j < n_vec)
-        tile_product(m, 1, k, a, a_row, a_col, b + j * VF_LEN, ldb, c + j * VF_LEN, ldc, start,
-                     factor);
+        tile_product(m, 1, k, a, a_row, a_col, bytes + j * step, ldb, b_bf16, c + j * VF_LEN, ldc,
+                     start, factor);
 }
 
 /* m <= TILE_ROWS rows. Up to TILE_ROWS are computed, so A and C must have that many. */
 INLINE void tile_strip(int64_t m, int64_t n_vec, int64_t k, const float *a, int64_t a_row,
-                       int64_t a_col, const float *b, int64_t ldb, float *c, int64_t ldc,
-                       enum tile_start start, const float *factor) {
+                       int64_t a_col, const void *b, int64_t ldb, bool b_bf16, float *c,
+                       int64_t ldc, enum tile_start start, const float *factor) {
     if (m == 1)
-        tile_columns(1, n_vec, k, a, a_row, a_col, b, ldb, c, ldc, start, factor);
+        tile_columns(1, n_vec, k, a, a_row, a_col, b, ldb, b_bf16, c, ldc, start, factor);
     else if (m == 2)
-        tile_columns(2, n_vec, k, a, a_row, a_col, b, ldb, c, ldc, start, factor);
+        tile_columns(2, n_vec, k, a, a_row, a_col, b, ldb, b_bf16, c, ldc, start, factor);
     else if (m <= 4)
-        tile_columns(4, n_vec, k, a, a_row, a_col, b, ldb, c, ldc, start, factor);
+        tile_columns(4, n_vec, k, a, a_row, a_col, b, ldb, b_bf16, c, ldc, start, factor);
     else if (TILE_ROWS == 12 && m <= 8)
-        tile_columns(8, n_vec, k, a, a_row, a_col, b, ldb, c, ldc, start, factor);
+        tile_columns(8, n_vec, k, a, a_row, a_col, b, ldb, b_bf16, c, ldc, start, factor);
     else
-        tile_columns(TILE_ROWS, n_vec, k, a, a_row, a_col, b, ldb, c, ldc, start, factor);
+        tile_columns(TILE_ROWS, n_vec, k, a, a_row, a_col, b, ldb, b_bf16, c, ldc, start, factor);
 }
 
 /* Rows x keys from a panel of rows ([k][TILE_ROWS]) and transposed keys ([k][TILE_KEYS]). */
 static __attribute__((unused)) void tile_scores(int64_t m, int64_t n_vec, int64_t k,
                                                 const float *panel, const float *keys, float *c) {
-    tile_strip(m, n_vec, k, panel, 1, TILE_ROWS, keys, TILE_KEYS, c, TILE_KEYS, TILE_ZERO, NULL);
+    tile_strip(m, n_vec, k, panel, 1, TILE_ROWS, keys, TILE_KEYS, false, c, TILE_KEYS, TILE_ZERO,
+               NULL);
 }
 
 /* Rows x width += (rows x keys) (keys x width), the first factor row-major. */
 static __attribute__((unused)) void tile_weigh(int64_t m, int64_t n_vec, int64_t k, const float *p,
                                                const float *b, int64_t ldb, float *c, int64_t ldc) {
-    tile_strip(m, n_vec, k, p, TILE_KEYS, 1, b, ldb, c, ldc, TILE_ADD, NULL);
+    tile_strip(m, n_vec, k, p, TILE_KEYS, 1, b, ldb, false, c, ldc, TILE_ADD, NULL);
 }
 
 /* Keys [first, end) of the sequence that a query position sees. */
@@ -152,6 +155,18 @@ INLINE void store_row(void *out, int64_t at, const float *in, int64_t width, flo
         vf_put_n(out, at + i, vf_load(in + i) * scale, width - i, bf16);
 }
 
+/* Ask for rows [first, end) ahead of their use: the hardware does not follow rows across pages. */
+static __attribute__((unused)) void prefetch_rows(const struct heads *x, int64_t b, int64_t h,
+                                                  int64_t first, int64_t end, int64_t width,
+                                                  bool bf16) {
+    int64_t size = bf16 ? 2 : 4;
+    for (int64_t i = first; i < end; i++) {
+        const char *row = (const char *)x->data + head_at(x, b, i, h) * size;
+        for (int64_t at = 0; at < width * size; at += 64)
+            _mm_prefetch(row + at, _MM_HINT_T0);
+    }
+}
+
 /* out[i] = row first + i of head h as f32, padded with zeros to ld (whole vectors). */
 static __attribute__((unused)) void pack_rows(float *out, int64_t ld, const struct heads *x,
                                               int64_t b, int64_t h, int64_t first, int64_t n,
@@ -190,30 +205,52 @@ INLINE void transpose_square(vf x[VF_LEN]) {
     }
 }
 
+/* Lane j = the sum of x[j]: half of a transposition, adding on the way. */
+INLINE vf sum_each(vf x[VF_LEN]) {
+    UNROLL
+    for (int half = VF_LEN / 2; half > 0; half /= 2) {
+        UNROLL
+        for (int i = 0; i < half; i++)
+            x[i] = INTERLEAVE_LOW(x[i], x[i + half]) + INTERLEAVE_HIGH(x[i], x[i + half]);
+    }
+    return x[0];
+}
+
+/* Squares are of 32-bit units: one F32 element, or two BF16 ones, taken apart at the end. */
 INLINE void pack_transposed_as(float *out, const struct heads *x, int64_t b, int64_t h,
                                int64_t first, int64_t n, int64_t width, bool bf16) {
+    int64_t size = bf16 ? 2 : 4, step = VF_LEN * 4 / size;
     for (int64_t j = 0; j < n; j += VF_LEN) {
         int64_t rows = n - j < VF_LEN ? n - j : VF_LEN;
-        for (int64_t c = 0; c < width; c += VF_LEN) {
-            int64_t cols = width - c < VF_LEN ? width - c : VF_LEN;
+        for (int64_t c = 0; c < width; c += step) {
+            int64_t cols = width - c < step ? width - c : step;
+            const char *from = (const char *)x->data + (head_at(x, b, first + j, h) + c) * size;
             vf square[VF_LEN];
-            if (rows == VF_LEN && cols == VF_LEN) {
+            if (rows == VF_LEN && cols == step) {
                 UNROLL
                 for (int i = 0; i < VF_LEN; i++)
-                    square[i] = vf_get(x->data, head_at(x, b, first + j + i, h) + c, bf16);
+                    square[i] = vf_load((const float *)(const void *)(from + i * x->row * size));
             } else {
                 for (int64_t i = 0; i < VF_LEN; i++) {
-                    int64_t at = i < rows ? head_at(x, b, first + j + i, h) + c : 0;
-                    square[i] = i >= rows        ? vf_set(0)
-                                : cols == VF_LEN ? vf_get(x->data, at, bf16)
-                                                 : vf_get_n(x->data, at, cols, bf16);
+                    float units[VF_LEN] = {0};
+                    if (i < rows)
+                        memcpy(units, from + i * x->row * size, (size_t)(cols * size));
+                    square[i] = vf_load(units);
                 }
             }
             transpose_square(square);
+            float *to = out + c * TILE_KEYS + j;
             UNROLL
-            for (int i = 0; i < VF_LEN; i++)
-                if (i < cols)
-                    vf_store(out + (c + i) * TILE_KEYS + j, square[i]);
+            for (int i = 0; i < VF_LEN; i++) {
+                if (bf16) {
+                    if (2 * i < cols)
+                        vf_store(to + 2 * i * TILE_KEYS, (vf)((vu)square[i] << 16));
+                    if (2 * i + 1 < cols)
+                        vf_store(to + (2 * i + 1) * TILE_KEYS, (vf)((vu)square[i] & 0xffff0000u));
+                } else if (i < cols) {
+                    vf_store(to + i * TILE_KEYS, square[i]);
+                }
+            }
         }
     }
 }
