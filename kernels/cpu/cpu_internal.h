@@ -27,6 +27,7 @@ struct cpu_state { /* what backend.state points to */
     void *scratch[SCRATCH_COUNT];
     int64_t scratch_bytes[SCRATCH_COUNT];
     struct backend reference; /* the slots before they were overridden, for rarer dtypes */
+    struct backend fast;      /* their replacements, for F32 and BF16 */
     void *matmul; /* oneDNN's engine and cached primitives (cpu_matmul.c), NULL in cpu-ref */
     void (*matmul_close)(void *matmul);
 };
@@ -34,11 +35,34 @@ void cpu_state_free(struct cpu_state *s); /* NULL is fine */
 enum status cpu_scratch(struct backend *be, enum cpu_scratch_use use, int64_t bytes,
                         void *out) MUST_USE;
 
-/* Fast ops: F32 and BF16 compute only (the dispatch sends every other dtype to the reference). */
-#define CPU_FAST_OP(name, args)                                                                    \
-    enum status name##_avx2(struct backend *, const struct args##_args *) MUST_USE;                \
-    enum status name##_avx512(struct backend *, const struct args##_args *) MUST_USE;
-CPU_FAST_OP(attention, attention)
-CPU_FAST_OP(attention_bwd, attention_bwd)
+/* Fast ops, one copy per instruction set: F32 and BF16 only (cpu_dispatch.c sends every other
+ * dtype to the reference). X(op, type of its arguments without _args). */
+#define CPU_FAST_OPS(X)                                                                            \
+    X(embed, embed)                                                                                \
+    X(embed_bwd, embed)                                                                            \
+    X(rmsnorm, rmsnorm)                                                                            \
+    X(rmsnorm_bwd, rmsnorm_bwd)                                                                    \
+    X(bias_bwd, bias_bwd)                                                                          \
+    X(rope, rope)                                                                                  \
+    X(attention, attention)                                                                        \
+    X(attention_bwd, attention_bwd)                                                                \
+    X(copy_heads, copy_heads)                                                                      \
+    X(swiglu, swiglu)                                                                              \
+    X(swiglu_bwd, swiglu_bwd)                                                                      \
+    X(add, add)                                                                                    \
+    X(head_loss, head_loss)                                                                        \
+    X(adamw, adamw)                                                                                \
+    X(sum_squares, sum_squares)                                                                    \
+    X(cast, cast)
+#define CPU_DECLARE(op, args)                                                                      \
+    enum status op##_avx2(struct backend *, const struct args##_args *) MUST_USE;                  \
+    enum status op##_avx512(struct backend *, const struct args##_args *) MUST_USE;
+CPU_FAST_OPS(CPU_DECLARE)
+
+/* Puts the fast ops of the best instruction set that the machine has, and that the environment's
+ * REGROUP_ISA (ref, avx2, avx512) allows, into the table. */
+enum cpu_isa { ISA_REF, ISA_AVX2, ISA_AVX512 };
+enum status cpu_choose_isa(enum cpu_isa *out) MUST_USE;
+void cpu_fill_fast(struct backend *be, enum cpu_isa isa);
 
 #endif

@@ -16,6 +16,9 @@
 #define ISA_CAT2(name, isa) name##_##isa
 #define ISA_CAT(name, isa) ISA_CAT2(name, isa)
 #define ISA(name) ISA_CAT(name, ISA_NAME)
+/* Ops on fewer elements than this stay on the calling thread: waking the others costs more. */
+enum { PARALLEL_MIN = 1 << 15 };
+
 #define INLINE static inline __attribute__((always_inline, unused))
 
 #ifdef __AVX512F__
@@ -80,6 +83,10 @@ INLINE float vf_hsum(vf a) { /* all lanes, in a fixed order */
 }
 INLINE float vf_hmax(vf a) {
     return _mm512_reduce_max_ps((__m512)a);
+}
+/* Bit i set where lane i of a equals that of b. */
+INLINE uint32_t vf_equal(vf a, vf b) {
+    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_EQ_OQ);
 }
 INLINE vf vf_ldexp(vf a, vf n) { /* a * 2^n, n integral */
     return (vf)_mm512_scalef_ps((__m512)a, (__m512)n);
@@ -157,6 +164,9 @@ INLINE float vf_hmax(vf a) {
     __m128 s = _mm_max_ps(_mm256_castps256_ps128((__m256)a), _mm256_extractf128_ps((__m256)a, 1));
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+INLINE uint32_t vf_equal(vf a, vf b) {
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_EQ_OQ));
 }
 /* Two factors, each a normal number, so that subnormal results and 2^128 come out right. */
 INLINE vf vf_ldexp(vf a, vf n) {
