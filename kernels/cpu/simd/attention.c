@@ -177,11 +177,9 @@ static void attend(const struct plan *pl, const struct row_block *q, struct tile
     for (int64_t tile = tile_first * TILE_KEYS; tile < tile_end * TILE_KEYS; tile += TILE_KEYS) {
         int64_t end = tile + TILE_KEYS < a->n_key ? tile + TILE_KEYS : a->n_key;
         int64_t next = end + TILE_KEYS < a->n_key ? end + TILE_KEYS : a->n_key;
-        if (few)
-            prefetch_rows(&a->k, q->batch, kv_head, end, next, a->head_dim, kv_bf16);
+        prefetch_rows(&a->k, q->batch, kv_head, end, next, a->head_dim, kv_bf16);
         pack_transposed(t->keys, &a->k, q->batch, kv_head, tile, end - tile, a->head_dim, kv_bf16);
-        if (few)
-            prefetch_rows(&a->v, q->batch, kv_head, end, next, a->head_dim, kv_bf16);
+        prefetch_rows(&a->v, q->batch, kv_head, end, next, a->head_dim, kv_bf16);
         if (!direct)
             pack_rows(t->values, pl->ld, &a->v, q->batch, kv_head, tile, end - tile, a->head_dim,
                       kv_bf16);

@@ -205,17 +205,6 @@ INLINE void transpose_square(vf x[VF_LEN]) {
     }
 }
 
-/* Lane j = the sum of x[j]: half of a transposition, adding on the way. */
-INLINE vf sum_each(vf x[VF_LEN]) {
-    UNROLL
-    for (int half = VF_LEN / 2; half > 0; half /= 2) {
-        UNROLL
-        for (int i = 0; i < half; i++)
-            x[i] = INTERLEAVE_LOW(x[i], x[i + half]) + INTERLEAVE_HIGH(x[i], x[i + half]);
-    }
-    return x[0];
-}
-
 /* Squares are of 32-bit units: one F32 element, or two BF16 ones, taken apart at the end. */
 INLINE void pack_transposed_as(float *out, const struct heads *x, int64_t b, int64_t h,
                                int64_t first, int64_t n, int64_t width, bool bf16) {
