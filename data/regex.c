@@ -1,5 +1,6 @@
 /* PCRE2 with Unicode properties. The classes whose meaning differs between the two engines are
- * spelled out: \s is White_Space, \w is letters, marks, digits and connectors. */
+ * spelled out: \s is White_Space, \w is letters, marks, digits and connectors, and
+ * the numbers of Latin-1. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "data/regex.h"
 
@@ -17,7 +18,8 @@ struct regex {
     pcre2_jit_stack *stack;
 };
 
-static const char WORD[] = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
+static const char WORD[] =
+    "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
 
 /* One escape of the pattern, p at the backslash; what it becomes goes to `out`. */
 static enum status translate_escape(const char **p, bool in_class, const char *what,

@@ -234,7 +234,9 @@ static enum status load_all_added(struct tokenizer *t, const struct json *list, 
         needs_classes |= t->added[k].single_word || t->added[k].lstrip || t->added[k].rstrip;
     if (!needs_classes)
         return STATUS_OK;
-    TRY(regex_compile("\\w", false, what, &t->word));
+    /* \w of Rust's regular expressions, which is not quite Oniguruma's */
+    TRY(regex_compile("[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200c}\\x{200d}]", false, what,
+                      &t->word));
     return regex_compile("\\s", false, what, &t->space);
 }
 
