@@ -17,8 +17,9 @@ static enum status read_token(const struct tokenizer *t, const struct json *root
         return STATUS_OK;
     *out = content ? tokenizer_find(t, content) : -1;
     if (content && *out < 0)
-        return status_fail(STATUS_FAILED, "%s: %s \"%s\" is not in the tokenizer", what, key,
-                           content);
+        return status_fail(STATUS_FAILED,
+                           "%s: %s \"%s\" is not in the tokenizer: is its tokenizer.json missing?",
+                           what, key, content);
     return STATUS_OK;
 }
 
