@@ -86,6 +86,8 @@ enum status sentencepiece_encode(struct tokenizer *t, const char *text, int64_t 
                                  struct ids *out) {
     struct sentencepiece *p = t->piece;
     TRY(normalize(p, text, n));
+    if (p->scratch.n == 0)
+        return STATUS_OK;
     text = p->scratch.data;
     n = p->scratch.n;
     int64_t done = 0;

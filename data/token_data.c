@@ -11,13 +11,15 @@ static int id_size(const char *path) {
     return dot && strcmp(dot, ".u16") == 0 ? 2 : dot && strcmp(dot, ".u32") == 0 ? 4 : 0;
 }
 
-static enum status check_ids(const char *path, const int32_t *ids, int64_t n, int64_t n_vocab) {
-    for (int64_t i = 0; i < n; i++)
-        if (ids[i] < 0 || (n_vocab && ids[i] >= n_vocab))
+static enum status check_ids(const char *path, const struct ids *ids, int64_t first,
+                             int64_t n_vocab) {
+    for (int64_t i = first; i < ids->n; i++)
+        if (ids->data[i] < 0 || (n_vocab && ids->data[i] >= n_vocab))
             return status_fail(STATUS_FAILED,
                                "%s: token %lld has id %u, outside the model's vocabulary of %lld: "
                                "was it made with another tokenizer?",
-                               path, (long long)i, (unsigned)ids[i], (long long)n_vocab);
+                               path, (long long)(i - first), (unsigned)ids->data[i],
+                               (long long)n_vocab);
     return STATUS_OK;
 }
 
@@ -85,7 +87,7 @@ enum status token_data_open(const char *const *paths, int64_t n_path,
         int size = id_size(paths[k]);
         TRY_OUT(size ? read_ids(paths[k], size, &ids)
                      : read_text(paths[k], tokenizer, &ids, &n_text_byte));
-        TRY_OUT(check_ids(paths[k], ids.data + before, ids.n - before, n_vocab));
+        TRY_OUT(check_ids(paths[k], &ids, before, n_vocab));
     }
     if (ids.n == 0) {
         status = status_fail(STATUS_FAILED, "%s: no tokens in it: is the text empty?",

@@ -6,7 +6,7 @@
 #include "core/memory.h"
 #include "core/text.h"
 
-enum { VOCAB_MAX_ID = (1 << 24) - 1 }; /* a lying id must not ask for gigabytes */
+enum { VOCAB_MAX_ID = (1 << 22) - 1 }; /* a lying id must not ask for gigabytes */
 
 struct vocab_token {
     int64_t offset; /* into bytes */
