@@ -247,7 +247,7 @@ static enum status encode_piece(const struct bpe *b, const char *text, int64_t n
         TRY(push_ids(out, &whole, 1));
     else
         TRY(merge_span(b, text, n, out));
-    if (out->n - before <= CACHE_IDS) {
+    if (out->n > before && out->n - before <= CACHE_IDS) {
         slot->n = (uint8_t)n;
         slot->n_id = (uint8_t)(out->n - before);
         memcpy(slot->key, text, (size_t)n);

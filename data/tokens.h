@@ -5,8 +5,8 @@
 #include "core/rng.h"
 #include "data/tokenizer.h"
 
-/* Documents of a text source: .txt (one document), .jsonl (one per line, field "text"), each also
- * .gz (zlib). Errors name the file and the line or byte. */
+/* Documents of a text source: .txt or any other name (one document), .jsonl (one per line, field
+ * "text"), each also .gz (zlib). Errors name the file and the line or byte. */
 struct text_reader;
 enum status text_reader_open(const char *path, struct text_reader **out) MUST_USE;
 /* *n = -1 at the end. *text is borrowed until the next call. */
