@@ -12,6 +12,7 @@ static const struct {
 } commands[] = {
     {"inspect", "what a model folder holds: heads, parameters, KV-cache bytes", cmd_inspect},
     {"convert", "write the model with fewer (or more) KV heads", cmd_convert},
+    {"train", "distill, fine-tune or pretrain; resumes bit for bit", cmd_train},
     {NULL, NULL, NULL},
 };
 
