@@ -2,7 +2,7 @@
 """make_demo_tokenizer.py TEXT.txt OUT_DIR: the demo model's tokenizer, a byte-level BPE of 1024 entries.
 
 TEXT.txt comes from tools/demo_text.sh. Needs the `tokenizers` package; the result is kept in
-configs/demo, so nothing else needs this script.
+configs/demo/model, so nothing else needs this script.
 """
 import json
 import os

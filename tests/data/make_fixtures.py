@@ -14,7 +14,7 @@ from tokenizers import processors
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 OUT = os.path.join(HERE, "fixtures")
-DEMO = os.path.join(HERE, "../../configs/demo/tokenizer.json")
+DEMO = os.path.join(HERE, "../../configs/demo/model/tokenizer.json")
 
 PROSE = [
     "The north wind and the sun were disputing which of them was the stronger, when a traveller",

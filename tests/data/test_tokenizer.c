@@ -39,7 +39,7 @@ static struct tokenizer *open_fixture(const char *name) {
     struct tokenizer *t;
     char path[512];
     if (strcmp(name, "demo") == 0) {
-        ok(tokenizer_open(TEST_DIR "/../configs/demo", &t));
+        ok(tokenizer_open(TEST_DIR "/../configs/demo/model", &t));
         return t;
     }
     snprintf(path, sizeof path, FIXTURES "%s", name);
