@@ -81,7 +81,7 @@ int train_config_options(struct train_config *c, struct option *options) {
              "of both distributions in KL, which is scaled by its square", 0.01, 100),
         LIST("trainable", trainable,
              "all, attention, or patterns of tensor names like *k_proj* (the rest stays)"),
-        TEXT("dtype", dtype, "compute type; master weights are f32 (f64: cpu-ref only)",
+        TEXT("dtype", dtype, "compute type; master weights are f32 (f64: slow, for checks)",
              "f32|bf16|f64"),
         FLAG("recompute", recompute,
              "keep only each layer's input and run it again in the backward pass"),

@@ -19,7 +19,7 @@ struct train_config {
     double final; /* fraction of lr reached at the last step */
     double alpha, temperature;
     struct string_list trainable; /* "all", "attention", or tensor name patterns with * */
-    const char *dtype;            /* f32 | bf16 | f64 (cpu-ref) */
+    const char *dtype;            /* f32 | bf16 | f64 */
     bool recompute;
     const char *backend;
     int64_t threads; /* 0: the machine's */

@@ -1,0 +1,384 @@
+/* Whole runs on tiny models: a resumed run equals an uninterrupted one byte for byte, frozen
+ * parameters stay, a step allocates nothing, and what must stop a run stops it. */
+#include "checkpoints/checkpoint.h"
+#include "core/file.h"
+#include "core/log.h"
+#include "tests/support/hash_model.h"
+#include "train/state.h"
+#include "train/train_run.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define OK(expr)                                                                                   \
+    do {                                                                                           \
+        if ((expr) != STATUS_OK)                                                                   \
+            fail_msg("%s", status_message());                                                      \
+    } while (0)
+#define REFUSED(expr, word)                                                                        \
+    do {                                                                                           \
+        if ((expr) == STATUS_OK)                                                                   \
+            fail_msg("accepted, expected a message with '%s'", word);                              \
+        if (!strstr(status_message(), word))                                                       \
+            fail_msg("'%s' lacks '%s'", status_message(), word);                                   \
+    } while (0)
+
+enum { SEQ = 16, N_ID = 40 * SEQ };
+
+static char folder[64];
+static struct arena arena;
+
+static const char *in_folder(const char *name) {
+    char *path;
+    OK(path_join(&arena, folder, name, &path));
+    return path;
+}
+
+static const char *write_ids(const char *name, uint64_t seed) {
+    uint16_t ids[N_ID];
+    for (int64_t i = 0; i < N_ID; i++)
+        ids[i] = (uint16_t)hash_model_token(seed, i, 64);
+    OK(file_write(in_folder(name), ids, sizeof ids));
+    return in_folder(name);
+}
+
+static const char *write_model(const char *name, int64_t n_kv_head, bool tied, uint64_t seed,
+                               enum dtype dtype) {
+    struct model_config c = hash_model_config(n_kv_head, !tied, tied);
+    const char *dir = in_folder(name);
+    OK(dir_remove(dir));
+    OK(hash_model_write(dir, &c, seed, dtype));
+    return dir;
+}
+
+static struct string_list one(const char *path) {
+    struct string_list list = {.n = 1};
+    OK(arena_alloc(&arena, 1, (int64_t)sizeof *list.items, &list.items));
+    list.items[0] = path;
+    return list;
+}
+
+/* A distillation of 4 -> 2 KV heads that evaluates and saves along the way. */
+static struct train_config recipe(const char *out) {
+    struct train_config c = train_config_default();
+    c.teacher = write_model("teacher", 4, false, 2, DTYPE_F32);
+    c.student = write_model("student", 2, true, 1, DTYPE_F32);
+    c.train = one(write_ids("train.u16", 3));
+    c.heldout = one(write_ids("heldout.u16", 4));
+    c.out = in_folder(out);
+    OK(dir_remove(c.out));
+    c.seq_len = SEQ;
+    c.batch = 2;
+    c.grad_accum = 2;
+    c.steps = 6;
+    c.warmup = 2;
+    c.lr = 0.01;
+    c.weight_decay = 0.1;
+    c.schedule = "constant";
+    c.recompute = true;
+    c.eval_every = 2;
+    c.eval_windows = 5;
+    c.save_every = 0;
+    c.backend = "cpu";
+    c.threads = 1; /* tiny work; tests/cli/test_train.sh runs with all of them */
+    return c;
+}
+
+static void same_file(const char *a, const char *b, const char *name) {
+    struct text x = {0}, y = {0};
+    char *left, *right;
+    OK(path_join(&arena, a, name, &left));
+    OK(path_join(&arena, b, name, &right));
+    OK(file_read(left, 0, &x));
+    OK(file_read(right, 0, &y));
+    if (x.n != y.n || !x.n || memcmp(x.data, y.data, (size_t)x.n))
+        fail_msg("%s and %s differ", left, right);
+    text_free(&x);
+    text_free(&y);
+}
+
+/* The log without what a clock decides, and the number of its lines. */
+static int64_t timeless_log(const char *out, struct text *lines) {
+    struct text text = {0};
+    char *path;
+    int64_t n = 0;
+    OK(path_join(&arena, out, "log.jsonl", &path));
+    OK(file_read(path, 0, &text));
+    for (char *line = strtok(text.data, "\n"); line; line = strtok(NULL, "\n"), n++) {
+        char *clock = strstr(line, ",\"tokens_per_s\"");
+        OK(text_printf(lines, "%.*s\n", clock ? (int)(clock - line) : (int)strlen(line), line));
+    }
+    text_free(&text);
+    return n;
+}
+
+struct resume_case {
+    const char *dtype;
+    enum dtype file_dtype;
+    const char *trainable;
+};
+
+static void resumed_equals_uninterrupted(void **state) {
+    const struct resume_case *how = *state;
+    struct train_config straight = recipe("straight"), halves;
+    straight.dtype = how->dtype;
+    straight.trainable = one(how->trainable);
+    straight.student = write_model("student", 2, true, 1, how->file_dtype);
+    halves = straight;
+    halves.out = in_folder("halves");
+    OK(dir_remove(halves.out));
+    struct train_result a, b;
+    OK(train_run(&straight, TRAIN_NEW, &a));
+    halves.steps = 3;
+    OK(train_run(&halves, TRAIN_NEW, &b));
+    assert_int_equal(b.step, 3);
+    halves.steps = 6;
+    OK(train_run(&halves, TRAIN_RESUME, &b));
+    assert_int_equal(b.step, 6);
+    assert_true(a.loss == b.loss);
+    assert_true(a.best_nll <= b.best_nll); /* the halves evaluated at step 3 too */
+    same_file(straight.out, halves.out, "last/model.safetensors");
+    same_file(straight.out, halves.out, "last/config.json");
+    same_file(straight.out, halves.out, "last/training/state.safetensors");
+    struct text x = {0}, y = {0};
+    assert_int_equal(timeless_log(straight.out, &x), 6 + 4); /* evaluations at 0, 2, 4, 6 */
+    assert_int_equal(timeless_log(halves.out, &y), 6 + 5);
+    char *extra = strstr(y.data, "{\"step\":3,\"eval\"");
+    assert_non_null(extra);
+    char *after = strchr(extra, '\n') + 1;
+    memmove(extra, after, strlen(after) + 1);
+    assert_string_equal(x.data, y.data);
+    text_free(&x);
+    text_free(&y);
+
+    REFUSED(train_run(&halves, TRAIN_NEW, &b), "--resume");
+    OK(train_run(&halves, TRAIN_RESUME, &b));
+    assert_true(b.was_complete);
+    assert_int_equal(b.step, 6);
+    OK(train_run(&halves, TRAIN_FORCE, &b));
+    assert_false(b.was_complete);
+    assert_true(a.loss == b.loss);
+}
+
+static void a_changed_run_is_refused(void **state) {
+    (void)state;
+    struct train_config c = recipe("changed");
+    struct train_result r;
+    c.steps = 2;
+    OK(train_run(&c, TRAIN_NEW, &r));
+    c.steps = 4;
+    struct train_config other = c;
+    other.lr = 0.02;
+    REFUSED(train_run(&other, TRAIN_RESUME, &r), "optimizer.lr: 0.01 -> 0.02");
+    other = c;
+    other.schedule = "cosine";
+    REFUSED(train_run(&other, TRAIN_RESUME, &r), "steps: 2 -> 4");
+    write_ids("train.u16", 99);
+    REFUSED(train_run(&c, TRAIN_RESUME, &r), "training data has changed");
+    write_ids("train.u16", 3);
+    write_ids("heldout.u16", 99);
+    REFUSED(train_run(&c, TRAIN_RESUME, &r), "held-out data has changed");
+    write_ids("heldout.u16", 4);
+    OK(train_run(&c, TRAIN_RESUME, &r));
+    assert_int_equal(r.step, 4);
+
+    /* A folder that is not a run is never touched. */
+    other = c;
+    other.out = c.student;
+    REFUSED(train_run(&other, TRAIN_FORCE, &r), "no training run");
+    REFUSED(train_run(&other, TRAIN_RESUME, &r), "no training run");
+}
+
+static void a_damaged_state_is_refused(void **state) {
+    (void)state;
+    struct train_config c = recipe("damaged");
+    struct train_result r;
+    struct text whole = {0};
+    c.steps = 2;
+    OK(train_run(&c, TRAIN_NEW, &r));
+    c.steps = 3;
+    const char *path = in_folder("damaged/last/training/state.safetensors");
+    OK(file_read(path, 0, &whole));
+    OK(file_write(path, whole.data, whole.n - 4));
+    REFUSED(train_run(&c, TRAIN_RESUME, &r), "state.safetensors");
+    OK(file_write(path, whole.data, whole.n));
+    text_free(&whole);
+    const char *json = in_folder("damaged/last/training/state.json");
+    OK(file_write(json, "{\"step\": -1}", 12));
+    REFUSED(train_run(&c, TRAIN_RESUME, &r), "state.json");
+}
+
+static int64_t differing_tensors(const char *left, const char *right, const char *allowed) {
+    struct checkpoint *a, *b;
+    int64_t n = 0;
+    OK(checkpoint_open(left, &a));
+    OK(checkpoint_open(right, &b));
+    assert_int_equal(checkpoint_count(a), checkpoint_count(b));
+    for (int64_t i = 0; i < checkpoint_count(a); i++) {
+        const struct checkpoint_tensor *x = checkpoint_at(a, i), *y;
+        char *p, *q;
+        OK(checkpoint_need(b, x->name, &y));
+        assert_int_equal(x->n_byte, y->n_byte);
+        OK(arena_alloc(&arena, x->n_byte, 1, &p));
+        OK(arena_alloc(&arena, x->n_byte, 1, &q));
+        OK(checkpoint_read(x, 0, x->n_byte, p));
+        OK(checkpoint_read(y, 0, x->n_byte, q));
+        bool differs = memcmp(p, q, (size_t)x->n_byte) != 0;
+        if (differs && !strstr(x->name, allowed))
+            fail_msg("%s changed although it is frozen", x->name);
+        n += differs;
+    }
+    checkpoint_close(a);
+    checkpoint_close(b);
+    return n;
+}
+
+static void frozen_parameters_stay(void **state) {
+    (void)state;
+    struct train_config c = recipe("frozen");
+    struct train_result r;
+    c.trainable = one("attention");
+    OK(train_run(&c, TRAIN_NEW, &r));
+    char *last;
+    OK(path_join(&arena, c.out, "last", &last));
+    assert_int_equal(differing_tensors(c.student, last, "self_attn"), 2 * 4);
+    c.trainable = one("*k_proj*");
+    OK(train_run(&c, TRAIN_FORCE, &r));
+    assert_int_equal(differing_tensors(c.student, last, "k_proj"), 2);
+    c.trainable = one("*q_norm*");
+    REFUSED(train_run(&c, TRAIN_FORCE, &r), "'*q_norm*' matches no tensor");
+}
+
+static void a_step_allocates_nothing(void **state) {
+    (void)state;
+    struct train_config c = recipe("steps");
+    struct backend *be;
+    struct model *student, *teacher;
+    struct token_data data;
+    struct trainer t;
+    struct train_step s;
+    OK(backend_open("cpu", &be));
+    OK(model_open(c.student, be, DTYPE_F32, &student));
+    OK(model_open(c.teacher, be, DTYPE_F32, &teacher));
+    OK(token_data_open(c.train.items, 1, NULL, 64, &data));
+    OK(trainer_open(&c, be, student, teacher, &data, &t));
+    for (int i = 0; i < 2; i++) /* kernels may keep what their first call made */
+        OK(trainer_step(&t, 0.01, &s));
+    int64_t before = memory_alloc_count();
+    for (int i = 0; i < 20; i++) /* past the end of an epoch */
+        OK(trainer_step(&t, 0.01, &s));
+    assert_int_equal(memory_alloc_count(), before);
+    assert_true(t.batcher.position > 2 * t.batcher.n_window);
+    trainer_close(&t);
+    token_data_close(&data);
+    model_close(teacher);
+    model_close(student);
+    backend_close(be);
+}
+
+static void a_run_that_is_not_finite_stops(void **state) {
+    (void)state;
+    struct train_config c = recipe("nan");
+    struct train_result r;
+    c.heldout = (struct string_list){0};
+    c.heldout_fraction = 0;
+    c.schedule = "linear";
+    c.warmup = 0;
+    c.clip = 0;
+    c.lr = 10;
+    c.weight_decay = 10; /* the weights are multiplied by about -99 a step */
+    c.steps = 60;
+    c.save_every = 1;
+    REFUSED(train_run(&c, TRAIN_NEW, &r), "the last checkpoint is untouched");
+    assert_true(r.step < 60);
+    if (r.step > 0) { /* what was saved before opens */
+        struct run_state saved;
+        struct json *settings;
+        OK(state_load(c.out, &saved, &settings));
+        assert_int_equal(saved.step, r.step);
+        json_free(settings);
+    }
+}
+
+static void what_does_not_fit_is_refused(void **state) {
+    (void)state;
+    struct train_config c = recipe("misfit");
+    struct train_result r;
+    c.seq_len = N_ID + 1;
+    REFUSED(train_run(&c, TRAIN_NEW, &r), "token");
+    c = recipe("misfit");
+    uint16_t beyond[2 * SEQ] = {64};
+    OK(file_write(in_folder("beyond.u16"), beyond, sizeof beyond));
+    c.train = one(in_folder("beyond.u16"));
+    REFUSED(train_run(&c, TRAIN_NEW, &r), "beyond.u16");
+    c = recipe("misfit");
+    struct model_config wide = hash_model_config(4, false, false);
+    wide.n_vocab = 65;
+    c.teacher = in_folder("wide");
+    OK(dir_remove(c.teacher));
+    OK(hash_model_write(c.teacher, &wide, 2, DTYPE_F32));
+    REFUSED(train_run(&c, TRAIN_NEW, &r), "vocabulary");
+    c = recipe("misfit");
+    c.heldout = (struct string_list){0};
+    c.heldout_fraction = 0.001;
+    REFUSED(train_run(&c, TRAIN_NEW, &r), "data.heldout_fraction");
+}
+
+static void pretraining_learns(void **state) {
+    (void)state;
+    struct train_config c = recipe("pretrain");
+    struct train_result r;
+    c.objective = "pretrain";
+    c.model_config = c.student;
+    c.teacher = c.student = NULL;
+    c.heldout = c.train; /* forty windows of noise: learning them by heart shows the loop works */
+    c.eval_windows = 0;
+    c.schedule = "cosine";
+    c.batch = 8;
+    c.steps = 60;
+    c.weight_decay = 0;
+    OK(train_run(&c, TRAIN_NEW, &r));
+    assert_int_equal(r.best_step, 60);
+    if (!(r.best_nll < 0.8 * log(64)))
+        fail_msg("NLL %.3f after pretraining, %.3f before", r.best_nll, log(64));
+    assert_true(path_exists(in_folder("pretrain/best/config.json")));
+}
+
+static int setup(void **state) {
+    (void)state;
+    log_set_quiet(true);
+    snprintf(folder, sizeof folder, "%s", "/tmp/regroup-train-XXXXXX");
+    return mkdtemp(folder) ? 0 : 1;
+}
+static int teardown(void **state) {
+    (void)state;
+    arena_free(&arena);
+    return dir_remove(folder) == STATUS_OK ? 0 : 1;
+}
+
+int main(void) {
+    static struct resume_case f32 = {"f32", DTYPE_F32, "all"}, bf16 = {"bf16", DTYPE_BF16, "all"},
+                              part = {"f32", DTYPE_BF16, "attention"},
+                              half = {"bf16", DTYPE_F16, "*norm*"};
+    const struct CMUnitTest tests[] = {
+        {"resumed == uninterrupted, f32", resumed_equals_uninterrupted, NULL, NULL, &f32},
+        {"resumed == uninterrupted, bf16", resumed_equals_uninterrupted, NULL, NULL, &bf16},
+        {"resumed == uninterrupted, frozen part", resumed_equals_uninterrupted, NULL, NULL, &part},
+        {"resumed == uninterrupted, f16 file", resumed_equals_uninterrupted, NULL, NULL, &half},
+        cmocka_unit_test(a_changed_run_is_refused),
+        cmocka_unit_test(a_damaged_state_is_refused),
+        cmocka_unit_test(frozen_parameters_stay),
+        cmocka_unit_test(a_step_allocates_nothing),
+        cmocka_unit_test(a_run_that_is_not_finite_stops),
+        cmocka_unit_test(what_does_not_fit_is_refused),
+        cmocka_unit_test(pretraining_learns),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
