@@ -1,6 +1,7 @@
 /* regroup: dispatch to a sub-command, print its one error line, turn its status into an exit code
  * (0 done, 1 failed, 2 usage). The only place that ends the process. */
 #include "cli/commands.h"
+#include "core/parallel.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -13,6 +14,9 @@ static const struct {
     {"inspect", "what a model folder holds: heads, parameters, KV-cache bytes", cmd_inspect},
     {"convert", "write the model with fewer (or more) KV heads", cmd_convert},
     {"train", "distill, fine-tune or pretrain; resumes bit for bit", cmd_train},
+    {"eval", "perplexity, divergence from a teacher, KV-cache bytes, speed", cmd_eval},
+    {"generate", "continue a prompt, decoding through the KV cache", cmd_generate},
+    {"report", "a run folder's results as HTML, Markdown and JSON", cmd_report},
     {NULL, NULL, NULL},
 };
 
@@ -28,6 +32,7 @@ static void print_help(void) {
 }
 
 int main(int argc, char **argv) {
+    parallel_prepare(argv);
     signal(SIGXFSZ, SIG_IGN); /* a file-size limit is then an error like a full disk */
     if (argc < 2) {
         print_help();
