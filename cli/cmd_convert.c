@@ -123,9 +123,10 @@ enum status cmd_convert(int argc, char **argv) {
     o.from = args.items[0];
     o.to = args.n > 1 ? args.items[1] : NULL;
     o.seed = (uint64_t)seed;
-    for (int m = 0; m < MERGE_COUNT; m++)
-        if (!strcmp(method, merge_method_name((enum merge_method)m)))
-            o.method = (enum merge_method)m;
+    if (!merge_method_parse(method, &o.method)) {
+        status = status_fail(STATUS_USAGE, "unknown method '%s'", method);
+        goto out;
+    }
     if (strcmp(dtype, "keep") && !dtype_parse(dtype, &o.dtype)) {
         status = status_fail(STATUS_USAGE, "unknown type '%s'", dtype);
         goto out;

@@ -14,6 +14,7 @@ enum merge_method {
     MERGE_COUNT
 };
 const char *merge_method_name(enum merge_method m);
+bool merge_method_parse(const char *name, enum merge_method *out) MUST_USE;
 
 struct convert_options {
     const char *from, *to; /* model folder, output folder; `to` may be NULL for a plan alone */

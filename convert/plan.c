@@ -13,6 +13,15 @@ const char *merge_method_name(enum merge_method m) {
     return names[m];
 }
 
+bool merge_method_parse(const char *name, enum merge_method *out) {
+    for (int m = 0; m < MERGE_COUNT; m++)
+        if (!strcmp(name, merge_method_name((enum merge_method)m))) {
+            *out = (enum merge_method)m;
+            return true;
+        }
+    return false;
+}
+
 /* Can n_from heads become n_to with this method? */
 static enum status check_heads(const struct convert_options *o, int64_t n_head, int64_t layer,
                                int64_t n_from) {
