@@ -189,6 +189,7 @@ static enum status write_aside(const char *path, const void *bytes, int64_t n, c
     char *temporary = NULL, *parent, *buffer = NULL;
     enum { CHUNK = 1 << 20 };
     int fd = -1, source = -1;
+    TRY_OUT(leftovers_remove(path));
     TRY_OUT(arena_printf(&arena, &temporary, "%s.partial-%d", path, (int)getpid()));
     TRY_OUT(path_parent(&arena, path, &parent));
     fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);

@@ -31,7 +31,10 @@ enum status file_pwrite(int fd, const char *path, const void *src, int64_t n,
 /* Temporary name, write, fsync, rename, fsync of the folder. */
 enum status file_write(const char *path, const void *bytes, int64_t n) MUST_USE;
 enum status file_copy(const char *from, const char *to) MUST_USE; /* the same guarantees */
-enum status dir_sync(const char *dir) MUST_USE;                   /* fsync of a folder */
+/* Remove the "<final_path>.partial-PID" that killed processes left; the next write of the same
+ * file or folder does it too. Creates the parent folder when it is not there. */
+enum status leftovers_remove(const char *final_path) MUST_USE;
+enum status dir_sync(const char *dir) MUST_USE; /* fsync of a folder */
 
 /* A folder built aside ("OUT.partial-PID") and published by one rename. An existing `final` is
  * refused unless `force`; then the two are exchanged atomically (renameat2) and the old one, if

@@ -65,8 +65,7 @@ static enum status replaceable(const char *path) {
     return status;
 }
 
-/* Remove "<final>.partial-PID" of processes that are gone. */
-static enum status remove_leftovers(const char *final_path) {
+enum status leftovers_remove(const char *final_path) {
     struct arena arena = {0};
     enum status status;
     char *parent, *prefix, **names;
@@ -109,7 +108,7 @@ enum status staging_open(const char *final_path, bool force, struct staging *out
     }
     if (exists)
         TRY_OUT(replaceable(trimmed));
-    TRY_OUT(remove_leftovers(trimmed));
+    TRY_OUT(leftovers_remove(trimmed));
     TRY_OUT(arena_printf(&arena, &path, "%s.partial-%d", trimmed, (int)getpid()));
     if (mkdir(path, 0777) != 0) {
         status = status_errno("cannot create folder %s", path);

@@ -70,7 +70,11 @@ static enum status prepare_out(struct run *r, enum train_start start, bool *resu
     }
     bool is_run = false;
     for (int64_t i = 0; i < n; i++)
-        is_run |= !strcmp(names[i], ours[0]) || !strcmp(names[i], ours[1]);
+        for (int k = 0; k < 2; k++) {
+            size_t len = strlen(ours[k]); /* a run killed at its first write has only a .partial- */
+            is_run |= !strncmp(names[i], ours[k], len) &&
+                      (!names[i][len] || !strncmp(names[i] + len, ".partial-", 9));
+        }
     if (n && start == TRAIN_NEW)
         return status_fail(STATUS_FAILED,
                            "%s exists; continue it with --resume, replace it with --force, or give "

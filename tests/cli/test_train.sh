@@ -93,6 +93,10 @@ for delay in 0.05 0.12 0.2 0.08 0.3 0.15 0.25 0.1 0.35 0.18; do
     [ ! -e killed/$f ] || "$regroup" inspect killed/$f >/dev/null 2>err || fail "killed/$f is torn"
   done
 done
+# Killed before its first file was whole: only the temporary name is there.
+mkdir torn && touch torn/config.resolved.json.partial-999999999
+expect 0 . train run.json --set out=torn --resume
+same torn
 [ $kills -ge 1 ] || fail "no run was killed: the delays are too long"
 expect 0 . train run.json --set out=killed --resume
 same killed

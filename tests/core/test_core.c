@@ -188,6 +188,12 @@ static void staging_is_all_or_nothing(void **state) {
     assert_int_equal(staging_open(out, true, &s), STATUS_OK);
     assert_false(path_exists(leftover));
     staging_abort(&s);
+    assert_int_equal(arena_printf(&arena, &leftover, "%s/f.json.partial-999999999", root),
+                     STATUS_OK);
+    assert_int_equal(file_write(leftover, "half", 4), STATUS_OK);
+    assert_int_equal(path_join(&arena, root, "f.json", &file), STATUS_OK);
+    assert_int_equal(file_write(file, "{}", 2), STATUS_OK);
+    assert_false(path_exists(leftover));
     assert_int_equal(dir_remove(root), STATUS_OK);
     arena_free(&arena);
 }
