@@ -119,9 +119,9 @@ enum status safetensors_parse(const char *text, int64_t n, int64_t file_size, co
     struct json *root = NULL;
     enum status status;
     *out = (struct safetensors){0};
-    if (n < 2 || text[0] != '{')
+    if (n < 2 || text[0] != '{' || memchr(text, 0, (size_t)n))
         return status_fail(STATUS_FAILED,
-                           "%s: the header does not start with '{': not a safetensors file, or "
+                           "%s: the header is not a JSON object: not a safetensors file, or "
                            "damaged",
                            path);
     TRY(json_parse(text, n, path, &root));

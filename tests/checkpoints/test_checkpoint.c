@@ -74,7 +74,7 @@ static void refuses_bad_headers(void **state) {
         {"{}", 100, 0, "truncated"},
         {"{}", 1LL << 40, 0, "header claims"},
         {"{}", INT64_MAX, 0, "header claims"},
-        {"[]", -1, 0, "does not start with '{'"},
+        {"[]", -1, 0, "not a JSON object"},
         {"{\"a\":", -1, 0, "model.safetensors"},
         {"{" T("a", "F32", "[2]", "0", "8") "}", -1, 4, "tensor a: its data end at byte 8"},
         {"{" T("a", "F32", "[2]", "0", "8") "}", -1, 12, "cover 8 bytes, but the file holds 12"},
