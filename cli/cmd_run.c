@@ -154,9 +154,9 @@ static enum status load(struct run *r, int argc, char **argv, bool *done) {
     int n = run_options(r, options);
     *done = false;
     line[0] = (struct option){.key = "set",
-                              .type = OPTION_LIST,
+                              .type = OPTION_EACH,
                               .value = &set,
-                              .help = "key=value, or several with commas"};
+                              .help = "KEY=VALUE: set a configuration key; may be repeated"};
     line[1] = (struct option){
         .key = "help", .type = OPTION_BOOL, .value = &help, .help = "this text", .short_name = 'h'};
     TRY(options_parse_args(line, 2, argc, argv, &r->arena, &files));

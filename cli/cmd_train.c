@@ -13,33 +13,13 @@ static void print_help(const struct option *options, int n) {
     struct option keys[TRAIN_CONFIG_OPTIONS];
     int n_key = train_config_options(&c, keys);
     printf("Train a model: distil a teacher into a student, fine-tune, or pretrain.\n\n"
-           "usage: regroup train CONFIG.json [--set KEY=VALUE ...] [OPTIONS]\n\n"
-           "  --set KEY=VALUE             set a configuration key; may be repeated\n");
+           "usage: regroup train CONFIG.json [--set KEY=VALUE ...] [OPTIONS]\n\n");
     options_print_help(options, n);
     printf(
         "\nKeys of CONFIG.json (dots descend objects; relative paths are relative to the current\n"
         "folder), with their defaults:\n");
     options_print_help(keys, n_key);
     printf("\nOUT/last and OUT/best are model folders, OUT/log.jsonl has one JSON line a step.\n");
-}
-
-/* --set is repeatable and its values may hold commas, so it is taken out before the table. */
-static enum status take_sets(int *argc, char **argv, struct arena *arena,
-                             struct string_list *sets) {
-    int kept = 0;
-    TRY(arena_alloc(arena, *argc, (int64_t)sizeof *sets->items, &sets->items));
-    for (int i = 0; i < *argc; i++) {
-        if (!strncmp(argv[i], "--set=", 6))
-            sets->items[sets->n++] = argv[i] + 6;
-        else if (strcmp(argv[i], "--set"))
-            argv[kept++] = argv[i];
-        else if (i + 1 < *argc)
-            sets->items[sets->n++] = argv[++i];
-        else
-            return status_fail(STATUS_USAGE, "option '--set' needs key=value");
-    }
-    *argc = kept;
-    return STATUS_OK;
 }
 
 static enum status print_result(const struct train_config *c, const struct train_result *r,
@@ -75,7 +55,12 @@ static enum status print_result(const struct train_config *c, const struct train
 
 static enum status run(int argc, char **argv, struct arena *arena) {
     bool resume = false, force = false, json = false, quiet = false, help = false;
+    struct string_list sets = {0}, paths;
     struct option options[] = {
+        {.key = "set",
+         .type = OPTION_EACH,
+         .value = &sets,
+         .help = "KEY=VALUE: set a configuration key; may be repeated"},
         {.key = "resume",
          .type = OPTION_BOOL,
          .value = &resume,
@@ -94,8 +79,6 @@ static enum status run(int argc, char **argv, struct arena *arena) {
          .help = "print this"},
     };
     const int n = (int)(sizeof options / sizeof *options);
-    struct string_list sets = {0}, paths;
-    TRY(take_sets(&argc, argv, arena, &sets));
     TRY(options_parse_args(options, n, argc, argv, arena, &paths));
     if (help) {
         print_help(options, n);

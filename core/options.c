@@ -100,6 +100,7 @@ static enum status append(struct string_list *list, const char *v, size_t n, str
 static enum status set_text(struct option *o, const char *what, const char *v,
                             struct arena *arena) {
     char *end;
+    bool again = o->set;
     o->set = true;
     switch (o->type) {
     case OPTION_INT: {
@@ -129,6 +130,10 @@ static enum status set_text(struct option *o, const char *what, const char *v,
         return STATUS_OK;
     case OPTION_STRING:
         return set_string(o, what, v, arena);
+    case OPTION_EACH:
+        if (!again)
+            *(struct string_list *)o->value = (struct string_list){0};
+        return append(o->value, v, strlen(v), arena);
     case OPTION_LIST: {
         struct string_list *list = o->value;
         *list = (struct string_list){0};
@@ -213,6 +218,7 @@ static enum status set_json(struct option *o, const char *what, const struct jso
         if (!json_is_string(v))
             return status_fail(STATUS_USAGE, "%s '%s': expected a string", what, o->key);
         return set_string(o, what, json_string(v), arena);
+    case OPTION_EACH:
     case OPTION_LIST: {
         struct string_list *list = o->value;
         *list = (struct string_list){0};
@@ -299,6 +305,7 @@ static void put_json(struct json *object, const char *key, const struct option *
     case OPTION_STRING:
         json_set_string(object, key, *(const char **)o->value);
         return;
+    case OPTION_EACH:
     case OPTION_LIST: {
         const struct string_list *list = o->value;
         struct json *array = json_set_array(object, key);
@@ -343,6 +350,7 @@ static void print_default(const struct option *o) {
         if (*(const char **)o->value)
             printf(" [%s]", *(const char **)o->value);
         return;
+    case OPTION_EACH:
     case OPTION_LIST: {
         const struct string_list *list = o->value;
         for (int64_t i = 0; i < list->n; i++)
@@ -353,7 +361,7 @@ static void print_default(const struct option *o) {
 }
 
 void options_print_help(const struct option *options, int n) {
-    static const char *const kinds[] = {"N", "X", "", "TEXT", "LIST"};
+    static const char *const kinds[] = {"N", "X", "", "TEXT", "LIST", "TEXT"};
     for (int i = 0; i < n; i++) {
         const struct option *o = &options[i];
         char left[160];

@@ -12,6 +12,7 @@ enum option_type {
     OPTION_BOOL,   /* bool */
     OPTION_STRING, /* const char *, in the arena or the default's literal */
     OPTION_LIST,   /* struct string_list: JSON array of strings (or one string); a,b,c on a line */
+    OPTION_EACH,   /* struct string_list: every occurrence on a line adds its whole value */
 };
 
 struct string_list {
