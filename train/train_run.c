@@ -8,10 +8,14 @@
 #include "train/train_data.h"
 #include "train/train_log.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 /* The only state outside a run: what a signal handler may touch. */
 static volatile sig_atomic_t stop_requested;
@@ -33,6 +37,7 @@ struct run {
     struct train_log log;
     struct run_state state;
     double loss;
+    int lock; /* OUT, held open; -1: not yet */
 };
 
 static void close_run(struct run *r) {
@@ -44,6 +49,8 @@ static void close_run(struct run *r) {
     model_close(r->teacher);
     train_data_close(&r->data);
     backend_close(r->be);
+    if (r->lock >= 0)
+        close(r->lock);
     arena_free(&r->arena);
 }
 
@@ -55,12 +62,28 @@ static const char *model_dir(const struct train_config *c) {
     return objective_is(c, "pretrain") ? c->model_config : c->student;
 }
 
+/* One process at a time in OUT: the lock goes with the process, however it ends. */
+static enum status lock_out(struct run *r) {
+    r->lock = open(r->config->out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (r->lock < 0)
+        return status_errno("cannot open folder %s", r->config->out);
+    if (flock(r->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return status_fail(STATUS_FAILED, "another process is training in %s; wait or stop it",
+                           r->config->out);
+    return STATUS_OK;
+}
+
+static enum status remove_in_out(struct run *r, const char *name) {
+    char *path;
+    TRY(path_join(&r->arena, r->config->out, name, &path));
+    return dir_remove(path); /* fine when there is none */
+}
+
 /* Make OUT ready. *resume: OUT/last is there and is to be continued. */
 static enum status prepare_out(struct run *r, enum train_start start, bool *resume) {
     static const char *const ours[] = {"log.jsonl", "config.resolved.json"};
-    static const char *const folders[] = {"last", "best"};
     const char *out = r->config->out;
-    char **names, *path;
+    char **names;
     int64_t n = 0;
     *resume = false;
     if (path_exists(out)) {
@@ -83,17 +106,18 @@ static enum status prepare_out(struct run *r, enum train_start start, bool *resu
     if (n && !is_run)
         return status_fail(STATUS_FAILED, "%s is no training run; give another out", out);
     TRY(path_mkdirs(out));
+    TRY(lock_out(r));
+    for (int64_t i = 0; i < n; i++) /* of a process that was killed: the lock says it is gone */
+        if (strstr(names[i], ".partial-"))
+            TRY(remove_in_out(r, names[i]));
     if (start == TRAIN_RESUME && state_exists(out)) {
         *resume = true;
         return STATUS_OK;
     }
     if (start == TRAIN_RESUME)
         log_info("%s holds no checkpoint yet: starting at step 1", out);
-    for (int i = 0; i < 2; i++) {
-        TRY(path_join(&r->arena, out, folders[i], &path));
-        if (path_exists(path))
-            TRY(dir_remove(path));
-    }
+    TRY(remove_in_out(r, "last"));
+    TRY(remove_in_out(r, "best"));
     return STATUS_OK;
 }
 
@@ -309,7 +333,8 @@ out:
 
 enum status train_run(const struct train_config *config, enum train_start start,
                       struct train_result *out) {
-    struct run r = {.config = config, .log = {.fd = -1}, .state = {.best_step = -1}, .loss = NAN};
+    struct run r = {
+        .config = config, .log = {.fd = -1}, .state = {.best_step = -1}, .loss = NAN, .lock = -1};
     struct sigaction action = {.sa_handler = request_stop}, old_int, old_term;
     *out = (struct train_result){0};
     stop_requested = 0;

@@ -7,6 +7,7 @@
 #include "train/state.h"
 #include "train/train_run.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,6 +15,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -196,6 +199,23 @@ static void a_changed_run_is_refused(void **state) {
     REFUSED(train_run(&other, TRAIN_RESUME, &r), "no training run");
 }
 
+static void two_runs_in_one_folder_are_refused(void **state) {
+    (void)state;
+    struct train_config c = recipe("locked");
+    struct train_result r;
+    c.steps = 2;
+    OK(train_run(&c, TRAIN_NEW, &r));
+    int fd = open(c.out, O_RDONLY | O_DIRECTORY);
+    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0); /* as another process would hold it */
+    c.steps = 4;
+    REFUSED(train_run(&c, TRAIN_RESUME, &r), "another process");
+    REFUSED(train_run(&c, TRAIN_FORCE, &r), "another process");
+    assert_true(state_exists(c.out));
+    close(fd);
+    OK(train_run(&c, TRAIN_RESUME, &r));
+    assert_int_equal(r.step, 4);
+}
+
 static void a_damaged_state_is_refused(void **state) {
     (void)state;
     struct train_config c = recipe("damaged");
@@ -373,6 +393,7 @@ int main(void) {
         {"resumed == uninterrupted, frozen part", resumed_equals_uninterrupted, NULL, NULL, &part},
         {"resumed == uninterrupted, f16 file", resumed_equals_uninterrupted, NULL, NULL, &half},
         cmocka_unit_test(a_changed_run_is_refused),
+        cmocka_unit_test(two_runs_in_one_folder_are_refused),
         cmocka_unit_test(a_damaged_state_is_refused),
         cmocka_unit_test(frozen_parameters_stay),
         cmocka_unit_test(a_step_allocates_nothing),
