@@ -37,7 +37,7 @@ grep -q 'optimizer.lr' help.txt || fail "--help does not list the keys"
 expect 2 'CONFIG.json' train
 expect 2 'exclude' train run.json --resume --force
 expect 2 'optimizer.lrr.*did you mean .optimizer.lr' train run.json --set optimizer.lrr=1
-expect 2 'key=value' train run.json --set
+expect 2 'needs a value' train run.json --set
 expect 2 'steps.*whole number' train run.json --set steps=many
 expect 2 "needs the key 'teacher'" train run.json --set objective=distill --set student=model
 expect 1 'absent.json' train absent.json
