@@ -20,7 +20,7 @@ static int linear_ticks(const struct axis *a, int wanted, double *out) {
     int n = 0;
     for (double i = ceil(a->from / step - 1e-9); i * step <= a->to * (1 + 1e-9); i++)
         if (n < AXIS_MAX_TICK)
-            out[n++] = i * step;
+            out[n++] = i * step + 0.0; /* no -0 */
     return n;
 }
 

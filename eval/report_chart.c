@@ -13,7 +13,7 @@ static double text_width(const char *s, double size) {
     double n = 0;
     for (; *s; s++)
         n += ((unsigned char)*s & 0xc0) != 0x80;
-    return 0.56 * size * n;
+    return 0.61 * size * n;
 }
 
 static enum status open_svg(struct text *out, double width, double height, const char *class,
@@ -80,6 +80,8 @@ static struct box place(struct layout *l, double x, double y, double w, double h
         struct box tries[] = {
             {x + far, y - h / 2, w, h},           {x - far - w, y - h / 2, w, h},
             {x - w / 2, y - far - h, w, h},       {x - w / 2, y + far, w, h},
+            {x + 8 - w, y - far - h, w, h},       {x - 8, y - far - h, w, h},
+            {x + 8 - w, y + far, w, h},           {x - 8, y + far, w, h},
             {x + far, y - far - h / 2, w, h},     {x + far, y + far - h / 2, w, h},
             {x - far - w, y - far - h / 2, w, h}, {x - far - w, y + far - h / 2, w, h},
         };
@@ -189,7 +191,7 @@ static enum status draw_axes(struct text *out, const struct quality *q) {
         after = next;
         double x = axis_at(&q->x, next);
         TRY(line(out, "axis", x, floor, x, floor + 5));
-        if (x - last < 52)
+        if (x - last < 60)
             continue;
         last = x;
         TRY(label(out, "tick", "middle", x, floor + 20, report_bytes(next).s));
@@ -236,7 +238,9 @@ static enum status draw_marks(struct text *out, const struct quality *q, struct 
 
 static enum status draw_labels(struct text *out, const struct quality *q, struct layout *l) {
     for (int64_t i = q->n; i-- > 0;) { /* later marks are the better models */
-        const struct mark *m = &q->marks[i];
+        const struct mark *m = &q->marks[i], *after = m + 1;
+        if (i + 1 < q->n && m->v && after->v == m->v && fabs(after->y - m->y) < 12)
+            continue; /* one label says it for both */
         struct report_label value = report_number(m->p->perplexity);
         char name[40], all[160];
         bool long_name = strlen(m->p->id) > 24;

@@ -8,7 +8,7 @@
 
 static int decimals(double v) {
     v = fabs(v);
-    return v < 0.1 ? 4 : v < 100 ? 3 : v < 1000 ? 1 : 0;
+    return v < 0.1 ? 4 : v < 10 ? 3 : v < 100 ? 2 : v < 1000 ? 1 : 0;
 }
 
 struct report_label report_number(double v) {
@@ -27,8 +27,10 @@ struct report_label report_number(double v) {
 struct report_label report_with_error(double v, double se) {
     struct report_label l = report_number(v);
     size_t n = strlen(l.s);
+    if (v == 0 && se == 0) /* exactly, e.g. KL to itself */
+        return (struct report_label){"0"};
     if (isfinite(v) && isfinite(se) && fabs(v) < 1e5)
-        snprintf(l.s + n, sizeof l.s - n, " ± %.*f", decimals(v), se);
+        snprintf(l.s + n, sizeof l.s - n, "\u00a0±\u00a0%.*f", decimals(v), se);
     return l;
 }
 

@@ -99,7 +99,7 @@ static enum status write_quality(struct text *out, const struct report *r) {
     TRY(text_puts(out, "<section><h2>Quality against memory</h2>\n<p class=\"muted\">Lower and "
                        "further left is better. The dashed line is the source model.</p>\n"));
     int64_t empty = out->n;
-    TRY(chart_quality(out, r, 728, 400, "quality"));
+    TRY(chart_quality(out, r, 888, 420, "quality"));
     if (out->n == empty) {
         out->n = before;
         TRY(text_puts(out, "<section><h2>Quality against memory</h2>\n"
@@ -135,11 +135,11 @@ static enum status write_curves(struct text *out, const struct report *r) {
     TRY(text_puts(out, "<section><h2>Loss while training</h2>\n"));
     if (!any)
         return text_puts(out, "<p class=\"muted\">Not measured yet.</p></section>\n");
-    TRY(text_puts(out, "<p class=\"muted small\">Nats per token. <span class=\"key a\"></span>"
-                       "<span>held-out text</span><span class=\"key b\"></span><span>training "
-                       "objective</span>"));
+    TRY(text_puts(out, "<p class=\"muted small\">Nats per token. "
+                       "<span class=\"k\"><span class=\"key a\"></span>held-out text</span> "
+                       "<span class=\"k\"><span class=\"key b\"></span>training objective</span>"));
     if (r->teacher.measured)
-        TRY(text_puts(out, "<span class=\"key t\"></span><span>source model</span>"));
+        TRY(text_puts(out, " <span class=\"k\"><span class=\"key t\"></span>source model</span>"));
     TRY(text_puts(out, "</p>\n<div class=\"grid\">\n"));
     for (int64_t i = 0; i < r->n_variant; i++) {
         const struct report_variant *v = &r->variants[i];
@@ -159,7 +159,7 @@ static enum status write_curves(struct text *out, const struct report *r) {
         TRY(element(out, "p", "muted small", text));
         snprintf(id, sizeof id, "curve-%" PRId64, i);
         if (v->curve.present)
-            TRY(chart_curve(out, r, v, top, 352, 230, id));
+            TRY(chart_curve(out, r, v, top, 420, 230, id));
         TRY(text_puts(out, "</div>\n"));
     }
     return text_puts(out, "</div></section>\n");
@@ -172,9 +172,9 @@ static enum status write_speed(struct text *out, const struct report *r) {
     TRY(text_puts(out, "<p class=\"muted\">Tokens per second through the KV cache: median of the "
                        "repeats as a bar, their range as a line.</p>\n<div class=\"grid\">"
                        "<div><h3>Prefill</h3>\n"));
-    TRY(chart_speed(out, r, false, 352, "prefill"));
+    TRY(chart_speed(out, r, false, 420, "prefill"));
     TRY(text_puts(out, "</div><div><h3>Decode</h3>\n"));
-    TRY(chart_speed(out, r, true, 352, "decode"));
+    TRY(chart_speed(out, r, true, 420, "decode"));
     return text_puts(out, "</div></div></section>\n");
 }
 
@@ -182,16 +182,14 @@ static enum status cell(struct text *out, bool known, const char *s) {
     return element(out, "td", NULL, known ? s : "–");
 }
 
-static enum status write_row(struct text *out, const struct report *r, const char *state,
-                             const struct report_point *p, bool best) {
+static enum status write_row(struct text *out, const char *state, const struct report_point *p,
+                             bool best) {
     char text[200];
     TRY(text_puts(out, best ? "<tr class=\"best\">" : "<tr>"));
     TRY(cell(out, true, p->id));
     TRY(cell(out, true, state));
-    if (!p->measured) {
-        TRY(text_puts(out, "<td colspan=\"7\">not measured yet</td></tr>\n"));
-        return STATUS_OK;
-    }
+    if (!p->measured)
+        return text_puts(out, "<td class=\"none\" colspan=\"7\">not measured yet</td></tr>\n");
     TRY(cell(out, true, report_heads(p).s));
     TRY(cell(out, true, report_count((double)p->parameters).s));
     snprintf(text, sizeof text, "%s", report_count(p->kv_bytes).s);
@@ -204,7 +202,6 @@ static enum status write_row(struct text *out, const struct report *r, const cha
     TRY(cell(out, p->has_divergence, report_with_error(p->kl, p->kl_se).s));
     snprintf(text, sizeof text, "%.1f %%", 100 * p->agreement);
     TRY(cell(out, p->has_divergence, isnan(p->agreement) ? "NaN" : text));
-    (void)r;
     return text_puts(out, "</tr>\n");
 }
 
@@ -216,13 +213,13 @@ static enum status write_table(struct text *out, const struct report *r) {
                        "<th scope=\"col\">KV bytes<br/>per token</th><th scope=\"col\">perplexity"
                        "</th><th scope=\"col\">NLL</th><th scope=\"col\">KL from<br/>source</th>"
                        "<th scope=\"col\">top-1<br/>agreement</th></tr></thead>\n<tbody>\n"));
-    TRY(write_row(out, r, "source", &r->teacher, false));
+    TRY(write_row(out, "source", &r->teacher, false));
     for (int64_t i = 0; i < r->n_variant; i++) {
         const struct report_variant *v = &r->variants[i];
         bool bold = v == best;
-        TRY(write_row(out, r, "converted", &v->converted, bold && !v->distilled.measured));
+        TRY(write_row(out, "converted", &v->converted, bold && !v->distilled.measured));
         if (v->trains || v->distilled.measured)
-            TRY(write_row(out, r, "distilled", &v->distilled, bold && v->distilled.measured));
+            TRY(write_row(out, "distilled", &v->distilled, bold && v->distilled.measured));
     }
     return text_puts(out, "</tbody></table></div>\n<p class=\"muted small\">± is one standard "
                           "error over windows. NLL and KL in nats per token.</p></section>\n");

@@ -18,33 +18,35 @@
     "body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.55 system-ui,-apple-"      \
     "system,\"Segoe UI\",\"Liberation Sans\",\"DejaVu Sans\",sans-serif;"                          \
     "font-variant-numeric:tabular-nums}\n"                                                         \
-    "main{max-width:48rem;margin:0 auto;padding:2.5rem 1.25rem 4rem}\n"                            \
+    "main{max-width:59rem;margin:0 auto;padding:2.5rem 1.25rem 4rem}\n"                            \
     "h1{font-size:1.9rem;line-height:1.2;margin:0;letter-spacing:-.015em;overflow-wrap:anywhere}"  \
     "\n"                                                                                           \
     "h2{font-size:1.2rem;margin:3rem 0 .35rem;letter-spacing:-.005em}\n"                           \
     "h3{font-size:.95rem;margin:0 0 .2rem;overflow-wrap:anywhere}\n"                               \
     "p{margin:.35rem 0 .8rem}.muted{color:var(--muted)}.small{font-size:.86rem}\n"                 \
-    ".lead{font-size:1.15rem;line-height:1.5;margin:1.1rem 0 0;max-width:40rem}\n"                 \
-    ".cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(15rem,1fr));gap:1rem;"       \
+    ".lead{font-size:1.2rem;line-height:1.5;margin:1.1rem 0 0;max-width:44rem}\n"                  \
+    ".cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(19rem,100%),1fr));gap:"  \
+    "1rem;"                                                                                        \
     "margin:1.6rem 0 0}\n"                                                                         \
     ".card{background:var(--card);border-radius:.6rem;padding:1rem 1.15rem 1.1rem;"                \
     "break-inside:avoid}\n"                                                                        \
     ".card h3{color:var(--muted);font-weight:500}\n"                                               \
     ".pair{display:grid;grid-template-columns:1fr 1fr;gap:.75rem}\n"                               \
-    ".big{font-size:1.65rem;font-weight:650;line-height:1.2;letter-spacing:-.02em;display:block}"  \
+    ".big{font-size:1.65rem;font-weight:650;line-height:1.2;letter-spacing:-.02em;display:block;"  \
+    "white-space:nowrap}"                                                                          \
     "\n"                                                                                           \
-    ".pair .small{display:block;color:var(--muted);line-height:1.35}\n"                            \
-    ".grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(19rem,1fr));"                 \
+    ".grid p{margin:0 0 .3rem}.pair .small{display:block;color:var(--muted);line-height:1.35}\n"   \
+    ".grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(19rem,100%),1fr));"       \
     "gap:1.5rem 2rem;margin-top:1rem}.grid>*{break-inside:avoid;min-width:0}\n"                    \
     "svg{display:block;width:100%;height:auto;font:12px system-ui,-apple-system,\"Segoe UI\","     \
     "\"Liberation Sans\",\"DejaVu Sans\",sans-serif;font-variant-numeric:tabular-nums}\n"          \
-    "svg.narrow{display:none}svg.curve,svg.speed{max-width:30rem}\n"                               \
+    "svg.narrow{display:none}svg.curve,svg.speed{max-width:34rem}\n"                               \
     "@media (max-width:560px){svg.wide{display:none}svg.narrow{display:block}}\n"                  \
     "@media print{svg.wide{display:block}svg.narrow{display:none}}\n"                              \
     "text{fill:var(--ink)}.tick{fill:var(--muted)}.name{fill:var(--muted);font-weight:600}\n"      \
     ".mark{paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}\n"       \
     ".value{font-weight:650}\n"                                                                    \
-    ".grid-line,line.grid{stroke:var(--rule);stroke-width:1}.axis{stroke:var(--muted)}\n"          \
+    "line.grid{stroke:var(--rule);stroke-width:1}.axis{stroke:var(--muted)}\n"                     \
     ".teacher-line{stroke:var(--base);stroke-width:1.25;stroke-dasharray:5 4}\n"                   \
     ".teacher-mark{fill:var(--base)}\n"                                                            \
     ".converted{fill:var(--paper);stroke:var(--before);stroke-width:2.25}\n"                       \
@@ -57,16 +59,18 @@
     ".bar{fill:var(--after)}.bar-teacher{fill:var(--base)}\n"                                      \
     ".whisker{stroke:var(--muted);stroke-width:1.25}\n"                                            \
     ".key{display:inline-block;width:1.4rem;border-top:2.25px solid;vertical-align:.28em;"         \
-    "margin-right:.35rem}.key+span{margin-right:1.1rem}\n"                                         \
+    "margin-right:.35rem}.k{white-space:nowrap;margin-right:1.1rem}\n"                             \
     ".key.a{border-color:var(--after)}.key.b{border-color:var(--before)}\n"                        \
     ".key.t{border-top:1.5px dashed var(--base)}\n"                                                \
     ".scroll{overflow-x:auto;margin:.6rem 0}\n"                                                    \
-    "table{border-collapse:collapse;font-size:.86rem;width:100%}\n"                                \
-    "th,td{padding:.38rem .6rem;text-align:right;white-space:nowrap;"                              \
+    "table{border-collapse:collapse;font-size:.82rem;width:100%}\n"                                \
+    "th,td{padding:.36rem .42rem;text-align:right;white-space:nowrap;"                             \
     "border-bottom:1px solid var(--rule)}\n"                                                       \
     "th{color:var(--muted);font-weight:600;vertical-align:bottom}\n"                               \
     "th:first-child,td:first-child{text-align:left;padding-left:0}\n"                              \
-    "th:last-child,td:last-child{padding-right:0}tr.best td{font-weight:600}\n"                    \
+    "th:last-child,td:last-child{padding-right:0}tr.best "                                         \
+    "td{font-weight:600}td.none{text-align:left;"                                                  \
+    "color:var(--muted)}th:nth-child(-n+3),td:nth-child(-n+3){text-align:left}\n"                  \
     "dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1.2rem;margin:.6rem 0;"       \
     "font-size:.86rem}dt{color:var(--muted)}dd{margin:0;overflow-wrap:anywhere}\n"                 \
     "pre{background:var(--card);border-radius:.6rem;padding:.9rem 1.1rem;font:.8rem/1.5 "          \
