@@ -5,6 +5,7 @@
 
 #include <cjson/cJSON.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 static _Thread_local bool build_failed;
@@ -13,10 +14,45 @@ static const cJSON *node(const struct json *j) {
     return (const cJSON *)j;
 }
 
+static int by_text(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Parsers disagree on which of two equal keys counts, so neither does. */
+static enum status refuse_twins(const cJSON *j, const char *what) {
+    const char **keys = NULL, *twin = NULL;
+    int64_t n = 0, capacity = 0;
+    enum status status = STATUS_OK;
+    for (const cJSON *c = j->child; c; c = c->next) {
+        if (c->child)
+            TRY_OUT(refuse_twins(c, what));
+        if (!c->string)
+            continue;
+        TRY_OUT(memory_grow(&keys, &capacity, n + 1, (int64_t)sizeof *keys, what));
+        keys[n++] = c->string;
+    }
+    if (n)
+        qsort(keys, (size_t)n, sizeof *keys, by_text);
+    for (int64_t i = 1; i < n && !twin; i++)
+        if (!strcmp(keys[i - 1], keys[i]))
+            twin = keys[i];
+    if (twin)
+        status =
+            status_fail(STATUS_FAILED, "%s: key \"%s\" is there twice in one object", what, twin);
+out:
+    memory_free(keys);
+    return status;
+}
+
 enum status json_parse(const char *text, int64_t n, const char *what, struct json **out) {
     *out = NULL;
     if (n == 0)
         return status_fail(STATUS_FAILED, "%s: empty; expected JSON", what);
+    for (int64_t i = 0; i < n; i++) /* JSON's own rule; cJSON would let a NUL end a key early */
+        if ((unsigned char)text[i] < 0x20 && !strchr("\t\n\r", text[i] ? text[i] : 1))
+            return status_fail(STATUS_FAILED,
+                               "%s: not valid JSON: control byte 0x%02x at byte %lld", what,
+                               (unsigned char)text[i], (long long)i);
     const char *end = NULL;
     cJSON *root = cJSON_ParseWithLengthOpts(text, (size_t)n, &end, 0);
     /* cJSON stops at the value's end; what follows must be white space. */
@@ -33,8 +69,12 @@ enum status json_parse(const char *text, int64_t n, const char *what, struct jso
         return status_fail(STATUS_FAILED, "%s: not valid JSON at line %lld (byte %lld)", what,
                            (long long)line, (long long)(tail - text));
     }
-    *out = (struct json *)root;
-    return STATUS_OK;
+    enum status status = refuse_twins(root, what);
+    if (status != STATUS_OK)
+        cJSON_Delete(root);
+    else
+        *out = (struct json *)root;
+    return status;
 }
 
 enum status json_load(const char *path, struct json **out) {

@@ -335,6 +335,8 @@ struct json *options_to_json(const struct option *options, int n) {
 }
 
 static void print_default(const struct option *o) {
+    if (o->set)
+        return; /* the user's value, not the default: --help itself, mostly */
     switch (o->type) {
     case OPTION_INT:
         printf(" [%lld]", (long long)*(int64_t *)o->value);

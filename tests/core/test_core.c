@@ -86,6 +86,10 @@ static void json_errors_name_file_and_key(void **state) {
     assert_int_equal(json_parse(bad, (int64_t)strlen(bad), "f.json", &j), STATUS_FAILED);
     assert_non_null(strstr(status_message(), "f.json"));
     assert_non_null(strstr(status_message(), "line 2"));
+    const char *twins = "{\"o\": {\"k\": 1, \"z\": 0, \"k\": 2}}";
+    assert_int_equal(json_parse(twins, (int64_t)strlen(twins), "f.json", &j), STATUS_FAILED);
+    assert_non_null(strstr(status_message(), "\"k\" is there twice"));
+    assert_int_equal(json_parse("{\"a\0b\": 1}", 10, "f.json", &j), STATUS_FAILED);
     const char *tail = "{} x";
     assert_int_equal(json_parse(tail, 4, "f.json", &j), STATUS_FAILED);
     const char *good = "{\"a\": 1.5, \"s\": \"t\", \"i\": 7}";
