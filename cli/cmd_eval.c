@@ -1,31 +1,11 @@
 /* regroup eval: perplexity, divergence from a teacher, KV-cache bytes and speed of models. */
 #include "cli/commands.h"
+#include "cli/eval_args.h"
 #include "core/log.h"
-#include "core/options.h"
 #include "core/parallel.h"
-#include "eval/evaluate.h"
 
-#include <assert.h>
-#include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-static enum status parse_contexts(const struct string_list *list, struct eval_options *o) {
-    if (list->n > EVAL_MAX_CONTEXT)
-        return status_fail(STATUS_USAGE, "option 'context': at most %d lengths", EVAL_MAX_CONTEXT);
-    for (int64_t i = 0; i < list->n; i++) {
-        char *end;
-        errno = 0;
-        long long v = strtoll(list->items[i], &end, 10);
-        if (errno || *end || end == list->items[i] || v < 1 || v > INT32_MAX)
-            return status_fail(STATUS_USAGE,
-                               "option 'context': expected lengths such as 512,2048, found '%s'",
-                               list->items[i]);
-        o->contexts[o->n_context++] = v;
-    }
-    return STATUS_OK;
-}
 
 static enum status write_results(const struct evaluator *e, const struct evaluation *models,
                                  int64_t n, const char *json_path) {
@@ -79,80 +59,17 @@ out:
 }
 
 enum status cmd_eval(int argc, char **argv) {
-    struct eval_options o = eval_defaults();
-    const char *protocol = NULL, *dtype = "f32", *backend = "auto", *json_path = NULL;
-    struct string_list contexts = {0}, dirs;
+    struct eval_args args;
+    const char *backend = "auto", *json_path = NULL;
+    struct string_list dirs;
     int64_t threads = 0;
     bool help = false;
-    struct option options[] = {
-        {.key = "text",
-         .type = OPTION_STRING,
-         .value = &o.text,
-         .help = "text to score: .txt or .jsonl, also .gz"},
-        {.key = "tokens",
-         .type = OPTION_STRING,
-         .value = &o.tokens,
-         .help = "token file to score: .u16 or .u32"},
+    eval_args_default(&args);
+    const struct option own[] = {
         {.key = "teacher",
          .type = OPTION_STRING,
-         .value = &o.teacher,
+         .value = &args.options.teacher,
          .help = "model to compare with: KL and top-1 agreement"},
-        {.key = "protocol",
-         .type = OPTION_STRING,
-         .value = &protocol,
-         .choices = PROTOCOL_CHOICES,
-         .help = "how perplexity is measured (strided; rows for --tokens)"},
-        {.key = "window",
-         .type = OPTION_INT,
-         .value = &o.window,
-         .min = 0,
-         .max = INT32_MAX,
-         .help = "tokens per window (0: the protocol's usual)"},
-        {.key = "stride",
-         .type = OPTION_INT,
-         .value = &o.stride,
-         .min = 0,
-         .max = INT32_MAX,
-         .help = "strided: tokens between windows (0: half a window)"},
-        {.key = "max-tokens",
-         .type = OPTION_INT,
-         .value = &o.max_tokens,
-         .min = 0,
-         .max = 9007199254740992.0,
-         .help = "use only the first N tokens (0: all)"},
-        {.key = "batch",
-         .type = OPTION_INT,
-         .value = &o.n_batch,
-         .min = 1,
-         .max = 65536,
-         .help = "windows at a time"},
-        {.key = "context",
-         .type = OPTION_LIST,
-         .value = &contexts,
-         .help = "measure speed at these context lengths, e.g. 512,2048"},
-        {.key = "speed-batch",
-         .type = OPTION_INT,
-         .value = &o.speed_batch,
-         .min = 1,
-         .max = 65536,
-         .help = "sequences at a time for speed"},
-        {.key = "decode-steps",
-         .type = OPTION_INT,
-         .value = &o.n_decode,
-         .min = 1,
-         .max = 1000000,
-         .help = "decode steps in one timing"},
-        {.key = "repeats",
-         .type = OPTION_INT,
-         .value = &o.n_repeat,
-         .min = 1,
-         .max = SPEED_MAX_REPEAT,
-         .help = "timings, of which the median is shown"},
-        {.key = "dtype",
-         .type = OPTION_STRING,
-         .value = &dtype,
-         .choices = "f32|bf16",
-         .help = "compute type"},
         {.key = "backend",
          .type = OPTION_STRING,
          .value = &backend,
@@ -174,38 +91,37 @@ enum status cmd_eval(int argc, char **argv) {
          .short_name = 'h',
          .help = "this text"},
     };
-    enum { N = sizeof options / sizeof *options };
+    enum { OWN = sizeof own / sizeof *own };
+    struct option options[EVAL_ARGS_MAX + OWN];
     struct arena arena = {0};
     enum status status;
-    TRY_OUT(options_parse_args(options, N, argc, argv, &arena, &dirs));
+    int n = eval_args_options(&args, NULL, &arena, options, EVAL_ARGS_MAX);
+    memcpy(options + n, own, sizeof own);
+    n += OWN;
+    TRY_OUT(options_parse_args(options, n, argc, argv, &arena, &dirs));
     if (help) {
         printf("usage: regroup eval MODEL [MODEL ...] --text FILE|--tokens FILE [OPTIONS]\n\n"
                "Perplexity with its standard error under a named protocol, divergence from a\n"
                "teacher computed in the same run, KV-cache bytes per token, and the speed of\n"
                "prefill and decode.\n\n");
-        options_print_help(options, N);
+        options_print_help(options, n);
         printf("\nprotocols\n");
         for (int p = PROTOCOL_STRIDED; p <= PROTOCOL_ROWS; p++)
             printf("  %-10s W = %lld. %s\n", protocol_name((enum protocol)p),
                    (long long)protocol_window((enum protocol)p), protocol_rule((enum protocol)p));
         goto out;
     }
-    if (!dirs.n || (!o.text && !o.tokens && !contexts.n)) {
+    TRY_OUT(eval_args_resolve(&args));
+    const struct eval_options *o = &args.options;
+    if (!dirs.n || (!o->text && !o->tokens && !o->n_context)) {
         status = status_fail(STATUS_USAGE,
                              "expected a model and --text or --tokens (perplexity) or --context "
                              "(speed); see 'regroup eval --help'");
         goto out;
     }
-    if (!protocol)
-        o.protocol = o.tokens ? PROTOCOL_ROWS : PROTOCOL_STRIDED;
-    else if (!protocol_parse(protocol, &o.protocol))
-        assert(!"options_parse_args checks choices");
-    if (!dtype_parse(dtype, &o.dtype))
-        assert(!"options_parse_args checks choices");
-    TRY_OUT(parse_contexts(&contexts, &o));
     if (threads)
         parallel_set_threads((int)threads);
-    status = evaluate_all(&o, backend, &dirs, json_path);
+    status = evaluate_all(o, backend, &dirs, json_path);
 out:
     arena_free(&arena);
     return status;

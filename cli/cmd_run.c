@@ -37,7 +37,7 @@ struct run {
     struct arena arena;
 };
 
-enum { RUN_OPTIONS = 48 };
+enum { RUN_OPTIONS = 8 + EVAL_ARGS_MAX };
 
 static int run_options(struct run *r, struct option *o) {
     const struct option own[] = {

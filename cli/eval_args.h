@@ -6,6 +6,8 @@
 #include "core/options.h"
 #include "eval/evaluate.h"
 
+enum { EVAL_ARGS_MAX = 16 }; /* room that the table needs at most */
+
 struct eval_args {
     struct eval_options options; /* complete after eval_args_resolve */
     const char *protocol, *dtype;
