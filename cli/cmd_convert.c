@@ -3,6 +3,7 @@
 #include "cli/units.h"
 #include "convert/convert.h"
 #include "core/options.h"
+#include "kernels/backend.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -14,10 +15,11 @@ static void print_plan(const struct convert_plan *p) {
         tensor_shape_text(item->from->rank, item->from->shape, from, sizeof from);
         tensor_shape_text(item->to.rank, item->to.shape, to, sizeof to);
         bool reshaped = strcmp(from, to) != 0, recast = item->from->dtype != item->to.dtype;
-        const char *what = item->redraw ? "random"
-                           : reshaped   ? merge_method_name(p->options.method)
-                           : recast     ? "convert"
-                                        : "copy";
+        const char *what = item->redraw   ? "random"
+                           : item->fitted ? "fit"
+                           : reshaped     ? merge_method_name(p->options.method)
+                           : recast       ? "convert"
+                                          : "copy";
         printf("%-8s %-48s %s %s", what, item->to.name, dtype_name(item->from->dtype), from);
         if (recast || reshaped)
             printf(" -> %s %s", dtype_name(item->to.dtype), to);
@@ -50,7 +52,9 @@ static enum status print_json(const struct convert_plan *p, bool dry_run) {
 
 enum status cmd_convert(int argc, char **argv) {
     struct convert_options o = {.dtype = DTYPE_COUNT};
-    const char *method = "mean", *dtype = "keep", *shard = "5GB";
+    const char *method = NULL, *refit = NULL, *grouping = "contiguous", *dtype = "keep",
+               *shard = "5GB";
+    struct string_list calibrate = {0};
     int64_t seed = 0;
     bool dry_run = false, force = false, json = false, help = false;
     struct option options[] = {
@@ -63,8 +67,40 @@ enum status cmd_convert(int argc, char **argv) {
         {.key = "method",
          .type = OPTION_STRING,
          .value = &method,
-         .choices = "mean|first|random|repeat",
-         .help = "how a group of heads becomes one; repeat: more heads, exactly"},
+         .choices = "mean|first|random|repeat|procrustes|fit",
+         .help = "how a group of heads becomes one (fit with --calibrate, else mean); repeat: more "
+                 "heads, exactly"},
+        {.key = "calibrate",
+         .type = OPTION_LIST,
+         .value = &calibrate,
+         .help = "text or token files to fit on; self: text sampled from the model"},
+        {.key = "calib-tokens",
+         .type = OPTION_INT,
+         .value = &o.calib_tokens,
+         .min = 0,
+         .max = 1e12,
+         .help = "use at most this many tokens (0: 65536)"},
+        {.key = "calib-window",
+         .type = OPTION_INT,
+         .value = &o.calib_window,
+         .min = 0,
+         .max = INT32_MAX,
+         .help = "tokens per calibration window (0: 256)"},
+        {.key = "refit",
+         .type = OPTION_STRING,
+         .value = &refit,
+         .choices = "none|o|qo",
+         .help = "fit o_proj (and queries) again on the converted model (o with --calibrate)"},
+        {.key = "grouping",
+         .type = OPTION_STRING,
+         .value = &grouping,
+         .choices = "contiguous|fit",
+         .help = "which heads share: neighbours, or those that lose least"},
+        {.key = "backend",
+         .type = OPTION_STRING,
+         .value = &o.backend,
+         .choices = backend_names(),
+         .help = "where to calibrate"},
         {.key = "dtype",
          .type = OPTION_STRING,
          .value = &dtype,
@@ -79,7 +115,7 @@ enum status cmd_convert(int argc, char **argv) {
          .value = &seed,
          .min = 0,
          .max = 9007199254740992.0,
-         .help = "for --method random"},
+         .help = "for --method random, --grouping fit, --calibrate self"},
         {.key = "dry-run",
          .type = OPTION_BOOL,
          .value = &dry_run,
@@ -123,6 +159,17 @@ enum status cmd_convert(int argc, char **argv) {
     o.from = args.items[0];
     o.to = args.n > 1 ? args.items[1] : NULL;
     o.seed = (uint64_t)seed;
+    o.calibrate = calibrate.items;
+    o.n_calibrate = calibrate.n;
+    if (!method)
+        method = calibrate.n ? "fit" : "mean";
+    if (!refit)
+        refit = calibrate.n ? "o" : "none";
+    o.grouping = !strcmp(grouping, "fit") ? GROUPING_FIT : GROUPING_CONTIGUOUS;
+    if (!refit_parse(refit, &o.refit)) {
+        status = status_fail(STATUS_USAGE, "unknown refit '%s'", refit);
+        goto out;
+    }
     if (!merge_method_parse(method, &o.method)) {
         status = status_fail(STATUS_USAGE, "unknown method '%s'", method);
         goto out;

@@ -7,14 +7,28 @@
 #include "model/folder.h"
 
 enum merge_method {
-    MERGE_MEAN,   /* average of a group's heads, GQA paper 2305.13245 */
-    MERGE_FIRST,  /* the first head of each group */
-    MERGE_RANDOM, /* normal with the tensor's own spread: the paper's lower bound */
-    MERGE_REPEAT, /* each head copied: GQA -> more heads, exactly the same function */
+    MERGE_MEAN,       /* average of a group's heads, GQA paper 2305.13245 */
+    MERGE_FIRST,      /* the first head of each group */
+    MERGE_RANDOM,     /* normal with the tensor's own spread: the paper's lower bound */
+    MERGE_REPEAT,     /* each head copied: GQA -> more heads, exactly the same function */
+    MERGE_PROCRUSTES, /* heads turned onto each other, then averaged (after 2412.20677) */
+    MERGE_FIT,        /* the best shared heads in closed form: docs/methods.md */
     MERGE_COUNT
 };
 const char *merge_method_name(enum merge_method m);
 bool merge_method_parse(const char *name, enum merge_method *out) MUST_USE;
+
+enum refit {
+    REFIT_NONE,
+    REFIT_O,  /* o_proj by least squares against the source model's residual stream */
+    REFIT_QO, /* and before it the queries, against its attention scores */
+};
+const char *refit_name(enum refit r);
+bool refit_parse(const char *name, enum refit *out) MUST_USE;
+
+enum grouping { GROUPING_CONTIGUOUS, GROUPING_FIT /* the groups whose fit loses least */ };
+
+enum { CALIB_TOKENS = 65536, CALIB_WINDOW = 256 }; /* at most, unless the options say otherwise */
 
 struct convert_options {
     const char *from, *to; /* model folder, output folder; `to` may be NULL for a plan alone */
@@ -22,7 +36,13 @@ struct convert_options {
     enum merge_method method;
     enum dtype dtype;        /* DTYPE_COUNT: keep each tensor's */
     int64_t max_shard_bytes; /* <= 0: one file */
-    uint64_t seed;           /* MERGE_RANDOM */
+    uint64_t seed;           /* MERGE_RANDOM, GROUPING_FIT, sampled calibration */
+    /* Text or token files to calibrate on, or the one word "self": sampled from the model. */
+    const char *const *calibrate;
+    int64_t n_calibrate, calib_tokens, calib_window; /* 0: the defaults above */
+    enum refit refit;                                /* needs calibration */
+    enum grouping grouping;
+    const char *backend; /* what computes the calibration; NULL: auto */
 };
 
 struct convert_item { /* one tensor on its way */
@@ -33,9 +53,17 @@ struct convert_item { /* one tensor on its way */
     int64_t layer;
     /* K and V rows fall into n_in head blocks that become n_out; 1 and 1: one block, kept. */
     int64_t n_in, n_out;
+    bool fitted;            /* values come from the fit, not from merging blocks */
     bool redraw;            /* random: new values even when n_in == n_out */
     struct nonfinite found; /* after the run: in what was read */
     int64_t n_overflow;     /* after the run: finite values that the new type made infinite */
+};
+
+struct layer_fit {           /* after the run, of a layer that was fitted */
+    double k_error, v_error; /* relative squared errors of scores and of values through o_proj */
+    double before, after;    /* relative held-out error of the stream behind attention */
+    bool fitted, refitted;   /* refitted false: the held-out error did not improve */
+    int64_t *order;          /* [n_kv_head from]: source KV head at each place; NULL: as it was */
 };
 
 struct convert_plan {
@@ -44,7 +72,10 @@ struct convert_plan {
     struct model_config config; /* of the output */
     struct convert_item *items; /* in the input's order */
     int64_t n_item, from_bytes, to_bytes, from_params, to_params;
-    int64_t kv_bytes_from, kv_bytes_to; /* KV cache per token, in K's type */
+    int64_t kv_bytes_from, kv_bytes_to;               /* KV cache per token, in K's type */
+    struct layer_fit *layers;                         /* [n_layer] */
+    int64_t calib_used, calib_windows, calib_heldout; /* tokens and windows; 0: none */
+    uint64_t calib_hash;
     bool head_differs; /* after the run: tied, but a separate lm_head has other values */
     struct arena arena;
 };

@@ -48,10 +48,8 @@ static enum status read_values(struct convert_item *item, int64_t at, int64_t n,
     return STATUS_OK;
 }
 
-/* n values of type t at `values` to the writer in the output's type. */
-static enum status write_values(struct convert_plan *p, int64_t i, int64_t at, int64_t n,
-                                const void *values, enum dtype t, struct checkpoint_writer *w,
-                                struct merge_buffers *b) {
+enum status merge_put(struct convert_plan *p, int64_t i, int64_t at, int64_t n, const void *values,
+                      enum dtype t, struct checkpoint_writer *w, struct merge_buffers *b) {
     struct convert_item *item = &p->items[i];
     enum dtype to = item->to.dtype;
     if (t != to) {
@@ -128,7 +126,7 @@ static enum status redraw(struct convert_plan *p, int64_t i, struct checkpoint_w
         int64_t n = size_min(MERGE_CHUNK, count - at);
         for (int64_t j = 0; j < n; j++)
             b->value[j] = (float)(std * rng_normal(&rng));
-        TRY(write_values(p, i, at, n, b->value, DTYPE_F32, w, b));
+        TRY(merge_put(p, i, at, n, b->value, DTYPE_F32, w, b));
     }
     return STATUS_OK;
 }
@@ -148,14 +146,14 @@ enum status merge_stream(struct convert_plan *p, int64_t i, struct checkpoint_wr
             int64_t n = size_min(MERGE_CHUNK, block - e), at = g * block + e;
             if (s.n == 1) {
                 TRY(read_values(item, s.first * block + e, n, !s.seen, b));
-                TRY(write_values(p, i, at, n, b->in, t, w, b));
+                TRY(merge_put(p, i, at, n, b->in, t, w, b));
                 continue;
             }
             TRY(mean_values(item, s, block, e, n, b));
             if (t == DTYPE_F64)
-                TRY(write_values(p, i, at, n, b->sum, DTYPE_F64, w, b));
+                TRY(merge_put(p, i, at, n, b->sum, DTYPE_F64, w, b));
             else
-                TRY(write_values(p, i, at, n, b->value, DTYPE_F32, w, b));
+                TRY(merge_put(p, i, at, n, b->value, DTYPE_F32, w, b));
         }
     }
     return STATUS_OK;

@@ -19,4 +19,8 @@ void merge_buffers_free(struct merge_buffers *b);
 enum status merge_stream(struct convert_plan *p, int64_t i, struct checkpoint_writer *w,
                          struct merge_buffers *b) MUST_USE;
 
+/* n values of type t to the writer as elements [at, at + n) of tensor i, in the type planned. */
+enum status merge_put(struct convert_plan *p, int64_t i, int64_t at, int64_t n, const void *values,
+                      enum dtype t, struct checkpoint_writer *w, struct merge_buffers *b) MUST_USE;
+
 #endif

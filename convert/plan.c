@@ -1,14 +1,13 @@
 /* What happens to each tensor, decided from the configuration and the headers alone. */
 #include "convert/convert.h"
+#include "convert/refit.h"
 
 #include <string.h>
 
 const char *merge_method_name(enum merge_method m) {
     static const char *const names[MERGE_COUNT] = {
-        [MERGE_MEAN] = "mean",
-        [MERGE_FIRST] = "first",
-        [MERGE_RANDOM] = "random",
-        [MERGE_REPEAT] = "repeat",
+        [MERGE_MEAN] = "mean",     [MERGE_FIRST] = "first",           [MERGE_RANDOM] = "random",
+        [MERGE_REPEAT] = "repeat", [MERGE_PROCRUSTES] = "procrustes", [MERGE_FIT] = "fit",
     };
     return names[m];
 }
@@ -20,6 +19,42 @@ bool merge_method_parse(const char *name, enum merge_method *out) {
             return true;
         }
     return false;
+}
+
+const char *refit_name(enum refit r) {
+    return r == REFIT_NONE ? "none" : r == REFIT_O ? "o" : "qo";
+}
+
+bool refit_parse(const char *name, enum refit *out) {
+    for (enum refit r = REFIT_NONE; r <= REFIT_QO; r++)
+        if (!strcmp(name, refit_name(r))) {
+            *out = r;
+            return true;
+        }
+    return false;
+}
+
+/* What a conversion that measures cannot do. */
+static enum status check_fit(const struct convert_options *o, const struct model_config *c) {
+    if (!convert_measures(o))
+        return o->n_calibrate ? status_fail(STATUS_USAGE,
+                                            "calibration text is given, but --method %s without a "
+                                            "refit has no use for it",
+                                            merge_method_name(o->method))
+                              : STATUS_OK;
+    if (o->method == MERGE_REPEAT || o->method == MERGE_RANDOM)
+        return status_fail(STATUS_USAGE, "--method %s has nothing to group, calibrate or refit",
+                           merge_method_name(o->method));
+    if (o->refit != REFIT_NONE && !o->n_calibrate)
+        return status_fail(
+            STATUS_USAGE, "--refit %s measures on text: give --calibrate FILE, or --calibrate self",
+            refit_name(o->refit));
+    if (!model_kv_uniform(c))
+        return status_fail(STATUS_FAILED,
+                           "%s: its layers have different numbers of KV heads, from which --method "
+                           "%s cannot start: use mean or first",
+                           o->from, merge_method_name(o->method));
+    return STATUS_OK;
 }
 
 /* Can n_from heads become n_to with this method? */
@@ -76,6 +111,8 @@ static enum status plan_item(const struct convert_plan *p, const struct checkpoi
             item->redraw = p->options.method == MERGE_RANDOM;
             item->to.shape[0] = p->options.n_kv_head * p->config.head_dim;
         }
+        item->fitted = role_is_attention(item->role) && convert_measures(&p->options) &&
+                       p->folder->config.n_kv_head[item->layer] > p->options.n_kv_head;
     } else {
         item->role = ROLE_COUNT;
     }
@@ -95,6 +132,8 @@ enum status convert_plan_open(const struct convert_options *options, struct conv
     p->options = *options;
     TRY_OUT(model_folder_open(options->from, &p->folder));
     p->config = p->folder->config;
+    TRY_OUT(check_fit(options, &p->config));
+    TRY_OUT(arena_alloc(&p->arena, p->config.n_layer, (int64_t)sizeof *p->layers, &p->layers));
     for (int64_t l = 0; l < p->config.n_layer; l++) {
         TRY_OUT(check_heads(options, p->config.n_head, l, p->config.n_kv_head[l]));
         p->config.n_kv_head[l] = (int32_t)options->n_kv_head;

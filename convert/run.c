@@ -1,7 +1,7 @@
 /* The plan carried out: weights, config.json, side files and regroup.json into a staged folder
  * that appears under its name only when complete. */
 #include "convert/convert.h"
-#include "convert/merge.h"
+#include "convert/refit.h"
 
 #include "core/file.h"
 #include "core/log.h"
@@ -51,11 +51,18 @@ static enum status write_weights(struct convert_plan *p, const char *dir) {
     TRY_OUT(merge_buffers_alloc(&buffers));
     TRY_OUT(checkpoint_writer_open(dir, "model", specs, p->n_item, p->options.max_shard_bytes,
                                    &writer));
-    progress_start(&progress, "convert", (double)p->to_bytes / 1048576, "MiB");
-    for (int64_t i = 0; i < p->n_item && status == STATUS_OK; i++) {
+    bool fitted = false;
+    for (int64_t i = 0; i < p->n_item; i++) {
         p->items[i].found = (struct nonfinite){0};
         p->items[i].n_overflow = 0;
-        status = merge_stream(p, i, writer, &buffers);
+        fitted = fitted || p->items[i].fitted;
+    }
+    if (fitted)
+        TRY_OUT(refit_run(p, writer, &buffers));
+    progress_start(&progress, "convert", (double)p->to_bytes / 1048576, "MiB");
+    for (int64_t i = 0; i < p->n_item && status == STATUS_OK; i++) {
+        if (!p->items[i].fitted)
+            status = merge_stream(p, i, writer, &buffers);
         done += p->items[i].to_bytes;
         progress_update(&progress, (double)done / 1048576, NULL);
     }

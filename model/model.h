@@ -98,6 +98,15 @@ int64_t acts_bytes(const struct acts *a);
  * scoring from position 0. */
 enum status model_forward(const struct model *m, struct acts *a, struct kv_cache *cache,
                           const int32_t *ids, int64_t n_batch, int64_t n_seq) MUST_USE;
+/* One layer alone (F32; acts of a training mode), for a caller that keeps the residual stream:
+ * host memory, [n_batch * n_seq, ...] rows; what is NULL is not fetched. */
+struct layer_io {
+    const float *in;       /* width: the stream that enters the layer */
+    float *normed, *heads; /* width: what Q, K, V see; n_head * head_dim: what o_proj sees */
+    float *mid, *out;      /* width: the stream behind attention, and behind the layer */
+};
+enum status model_layer_run(const struct model *m, struct acts *a, int64_t layer, int64_t n_batch,
+                            int64_t n_seq, const struct layer_io *io) MUST_USE;
 struct tensor acts_hidden(const struct acts *a);
 struct tensor acts_d_hidden(const struct acts *a); /* where the loss puts d hidden */
 struct tensor model_head(const struct model *m);   /* [n_vocab, width], tied or not */

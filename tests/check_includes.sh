@@ -27,6 +27,7 @@ only() { # header pattern, the place it may appear in
     grep -vE "^$2" | while read -r f; do echo "$f includes $1, which belongs in $2"; done
 }
 found=$(only 'cjson/' 'core/json'; only 'oneapi/|#include <dnnl' 'kernels/cpu/'
+        only '(lapacke|cblas)' 'convert/linalg'
         only '(cuda|cublas|cudnn)' 'kernels/cuda/'; only '(mpi|nccl)' 'train/comm_')
 [ -z "$found" ] || complain "$found"
 files() { find core checkpoints kernels data model convert train eval cli tests bench \

@@ -5,7 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(build-essential cmake ninja-build pkg-config libdnnl-dev libcjson-dev zlib1g-dev
-          libpcre2-dev libutf8proc-dev libcmocka-dev bible-kjv)
+          libpcre2-dev libutf8proc-dev liblapacke-dev libopenblas-openmp-dev libcmocka-dev
+          bible-kjv)
 
 missing=()
 if command -v dpkg-query >/dev/null; then

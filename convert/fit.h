@@ -1,0 +1,39 @@
+/* Inside convert/: the attention projections of one layer with fewer KV heads, in closed form.
+ * A head's key may be changed by what commutes with every rotation and undone in its queries; its
+ * value by any linear map, undone in o_proj. The mathematics: docs/methods.md. */
+#ifndef REGROUP_CONVERT_FIT_H
+#define REGROUP_CONVERT_FIT_H
+
+#include "convert/convert.h"
+
+/* fp64 copies of one layer's projections. Biases are a last column: the input is then (x, 1). */
+struct attn_weights {
+    int64_t n_head, n_kv, head_dim, width, n_in; /* n_in: width, or width + 1 with biases */
+    double *q, *k, *v;                           /* [heads * head_dim, n_in] */
+    double *o;                                   /* [width, n_head * head_dim] */
+    double *o_bias;                              /* [width] or NULL */
+};
+enum status attn_weights_alloc(struct attn_weights *w) MUST_USE; /* sizes are set */
+void attn_weights_free(struct attn_weights *w);                  /* fine on {0} */
+/* KV head order[i] becomes KV head i, its query heads and o_proj columns along with it; `to` has
+ * the shape of `from`. The function computed stays the same. */
+void attn_weights_permute(const struct attn_weights *from, const int64_t *order,
+                          struct attn_weights *to);
+
+struct rotary {
+    int64_t dims;     /* rotated dimensions of a head, from its start; the rest are free */
+    bool interleaved; /* pairs (2i, 2i + 1) instead of (i, i + dims / 2) */
+};
+
+struct fit_error { /* relative squared errors: of queries times keys, of values through o_proj */
+    double k, v;
+};
+
+/* Merge neighbouring KV heads of `from` into those of `to` (allocated, to->n_kv divides
+ * from->n_kv). `moment` [n_in, n_in]: E[x x^T] of the layer's normed input. MERGE_MEAN and
+ * MERGE_FIRST ignore it but for the error. `what` names the layer in messages. */
+enum status fit_layer(const struct attn_weights *from, const double *moment, struct rotary rotary,
+                      enum merge_method method, struct attn_weights *to, struct fit_error *error,
+                      const char *what) MUST_USE;
+
+#endif

@@ -1,0 +1,370 @@
+/* Layer by layer: measure on the source model, fit, refit on the converted one, write. The two
+ * residual streams of all windows stay in host memory, so each layer's text passes once through
+ * the source's layer and twice through the converted one (before and after the refit). */
+#include "convert/calibrate.h"
+#include "convert/fit.h"
+#include "convert/linalg.h"
+#include "convert/refit.h"
+
+#include "core/log.h"
+
+#include <stdio.h>
+#include <string.h>
+
+struct walk {
+    struct convert_plan *p;
+    struct checkpoint_writer *writer;
+    struct merge_buffers *buffers;
+    struct backend *be;
+    struct calibration calib; /* n_window 0: none */
+    struct one_layer teacher, student;
+    bool has_student;
+    float *x_teacher, *x_student, *mid; /* [windows * n_seq, width] */
+    float *normed, *heads;              /* one batch of windows */
+    double *wide, *target;              /* the same in fp64 */
+    double *moment;                     /* [n_in, n_in] */
+    int64_t (*item)[ROLE_COUNT];        /* [n_layer], -1: absent */
+    struct attn_weights from, permuted, to;
+    struct refit_sums sums;
+    char what[512];
+    struct arena arena;
+};
+
+bool convert_measures(const struct convert_options *o) {
+    return o->method == MERGE_FIT || o->method == MERGE_PROCRUSTES || o->refit != REFIT_NONE ||
+           o->grouping == GROUPING_FIT;
+}
+
+/* The rows of `role` in w, and whether it is a bias: then it is their last column. */
+static double *role_rows(const struct attn_weights *w, enum role role, int64_t *n, bool *bias) {
+    *bias = role == ROLE_Q_BIAS || role == ROLE_K_BIAS || role == ROLE_V_BIAS;
+    bool is_q = role == ROLE_Q || role == ROLE_Q_BIAS;
+    *n = (is_q ? w->n_head : w->n_kv) * w->head_dim;
+    return is_q ? w->q : role == ROLE_K || role == ROLE_K_BIAS ? w->k : w->v;
+}
+
+/* A role's values, between w and a plain tensor. */
+static void role_copy(struct attn_weights *w, enum role role, double *values, bool into_w) {
+    int64_t n;
+    bool bias;
+    if (role == ROLE_O || role == ROLE_O_BIAS) {
+        double *own = role == ROLE_O ? w->o : w->o_bias;
+        n = w->width * (role == ROLE_O ? w->n_head * w->head_dim : 1);
+        memcpy(into_w ? own : values, into_w ? values : own, (size_t)n * sizeof *values);
+        return;
+    }
+    double *rows = role_rows(w, role, &n, &bias);
+    int64_t cols = bias ? 1 : w->width;
+    for (int64_t i = 0; i < n; i++) {
+        double *row = rows + i * w->n_in + (bias ? w->width : 0);
+        memcpy(into_w ? row : values + i * cols, into_w ? values + i * cols : row,
+               (size_t)cols * sizeof *values);
+    }
+}
+
+static const enum role ATTENTION[] = {ROLE_Q,      ROLE_K,      ROLE_V,      ROLE_O,
+                                      ROLE_Q_BIAS, ROLE_K_BIAS, ROLE_V_BIAS, ROLE_O_BIAS};
+enum { N_ATTENTION = sizeof ATTENTION / sizeof *ATTENTION };
+
+static enum status read_weights(struct walk *k, int64_t layer) {
+    for (int i = 0; i < N_ATTENTION; i++) {
+        int64_t at = k->item[layer][ATTENTION[i]];
+        if (at < 0)
+            continue;
+        struct convert_item *item = &k->p->items[at];
+        const struct checkpoint_tensor *t = item->from;
+        int64_t n = t->n_byte / dtype_size(t->dtype);
+        void *raw = NULL;
+        double *values = NULL;
+        enum status status;
+        TRY_OUT(memory_alloc(t->n_byte, 1, t->name, &raw));
+        TRY_OUT(memory_alloc(n, (int64_t)sizeof *values, t->name, &values));
+        TRY_OUT(checkpoint_read(t, 0, t->n_byte, raw));
+        nonfinite_scan(raw, t->dtype, n, &item->found);
+        if (item->found.n_nan || item->found.n_inf) {
+            status = status_fail(STATUS_FAILED,
+                                 "%s: tensor %s: %lld NaN and %lld infinite values; a fit needs "
+                                 "finite weights: repair them, or use --method mean",
+                                 t->path, t->name, (long long)item->found.n_nan,
+                                 (long long)item->found.n_inf);
+            goto out;
+        }
+        dtype_convert(raw, t->dtype, values, DTYPE_F64, n);
+        role_copy(&k->from, ATTENTION[i], values, true);
+    out:
+        memory_free(values);
+        memory_free(raw);
+        TRY(status);
+    }
+    return STATUS_OK;
+}
+
+/* One role of k->to, rounded as the output file rounds it, into the student; with `write` into the
+ * file too. */
+static enum status put_role(struct walk *k, int64_t layer, enum role role, bool write) {
+    int64_t at = k->item[layer][role];
+    if (at < 0)
+        return STATUS_OK;
+    const struct convert_item *item = &k->p->items[at];
+    int64_t n = item->to_bytes / dtype_size(item->to.dtype);
+    double *values = NULL;
+    void *rounded = NULL;
+    enum status status;
+    TRY_OUT(memory_alloc(n, (int64_t)sizeof *values, item->to.name, &values));
+    role_copy(&k->to, role, values, false);
+    for (int64_t e = 0; e < n && write; e += MERGE_CHUNK)
+        TRY_OUT(merge_put(k->p, at, e, size_min(MERGE_CHUNK, n - e), values + e, DTYPE_F64,
+                          k->writer, k->buffers));
+    if (k->has_student) {
+        TRY_OUT(memory_alloc(n, 8, item->to.name, &rounded));
+        dtype_convert(values, DTYPE_F64, rounded, item->to.dtype, n);
+        dtype_convert(rounded, item->to.dtype, values, DTYPE_F32, n);
+        TRY_OUT(one_layer_set(&k->student, role, (const float *)(const void *)values, n));
+    }
+out:
+    memory_free(rounded);
+    memory_free(values);
+    return status;
+}
+
+static void widen(const float *from, int64_t rows, int64_t cols, int64_t extra, double *to) {
+    for (int64_t r = 0; r < rows; r++) {
+        for (int64_t c = 0; c < cols; c++)
+            to[r * (cols + extra) + c] = (double)from[r * cols + c];
+        if (extra)
+            to[r * (cols + 1) + cols] = 1;
+    }
+}
+
+/* The source's layer over all windows: k->moment, k->mid, and x_teacher moves behind the layer. */
+static enum status teacher_pass(struct walk *k, int64_t layer) {
+    const struct calibration *c = &k->calib;
+    int64_t w = k->from.width, n_in = k->from.n_in, step = k->teacher.n_batch;
+    TRY(one_layer_load(&k->teacher, layer));
+    memset(k->moment, 0, (size_t)(n_in * n_in) * sizeof *k->moment);
+    for (int64_t at = 0; at < c->n_window; at += step) {
+        int64_t n = size_min(step, c->n_window - at), rows = n * c->n_seq;
+        int64_t first = at * c->n_seq * w;
+        struct layer_io io = {.in = k->x_teacher + first,
+                              .normed = k->normed,
+                              .mid = k->mid ? k->mid + first : NULL,
+                              .out = k->x_teacher + first};
+        TRY(model_layer_run(k->teacher.model, k->teacher.acts, 0, n, c->n_seq, &io));
+        widen(k->normed, rows, w, n_in - w, k->wide);
+        linalg_gram(rows, n_in, k->wide, k->moment);
+    }
+    linalg_mirror(n_in, k->moment);
+    for (int64_t i = 0; i < n_in * n_in; i++)
+        k->moment[i] /= (double)(c->n_window * c->n_seq);
+    return STATUS_OK;
+}
+
+/* Without text: E[x x^T] of a normed input with its directions equally strong. */
+static enum status plain_moment(struct walk *k, int64_t layer) {
+    const struct checkpoint_tensor *t = k->p->items[k->item[layer][ROLE_ATTN_NORM]].from;
+    int64_t w = k->from.width, n_in = k->from.n_in;
+    void *raw = NULL;
+    double *gain = NULL;
+    enum status status;
+    TRY_OUT(memory_alloc(t->n_byte, 1, t->name, &raw));
+    TRY_OUT(memory_alloc(w, (int64_t)sizeof *gain, t->name, &gain));
+    TRY_OUT(checkpoint_read(t, 0, t->n_byte, raw));
+    dtype_convert(raw, t->dtype, gain, DTYPE_F64, w);
+    memset(k->moment, 0, (size_t)(n_in * n_in) * sizeof *k->moment);
+    for (int64_t i = 0; i < n_in; i++)
+        k->moment[i * n_in + i] = i < w ? gain[i] * gain[i] : 1;
+out:
+    memory_free(gain);
+    memory_free(raw);
+    return status;
+}
+
+/* The converted layer over the windows as it is: what o_proj sees, and what it should give. */
+static enum status refit_pass(struct walk *k) {
+    const struct calibration *c = &k->calib;
+    int64_t w = k->to.width, hd = k->to.n_head * k->to.head_dim, step = k->student.n_batch;
+    refit_sums_clear(&k->sums);
+    for (int64_t at = 0; at < c->n_window;) {
+        bool held_out = at >= c->n_train;
+        int64_t n = size_min(step, (held_out ? c->n_window : c->n_train) - at);
+        int64_t rows = n * c->n_seq, first = at * c->n_seq * w;
+        struct layer_io io = {.in = k->x_student + first, .heads = k->heads};
+        TRY(model_layer_run(k->student.model, k->student.acts, 0, n, c->n_seq, &io));
+        widen(k->heads, rows, hd, k->sums.n_y - hd, k->wide);
+        for (int64_t i = 0; i < rows * w; i++)
+            k->target[i] = (double)k->mid[first + i] - (double)k->x_student[first + i];
+        refit_sums_add(&k->sums, held_out, rows, k->wide, k->target);
+        at += n;
+    }
+    return STATUS_OK;
+}
+
+static enum status advance_student(struct walk *k) {
+    const struct calibration *c = &k->calib;
+    int64_t step = k->student.n_batch;
+    for (int64_t at = 0; at < c->n_window; at += step) {
+        float *x = k->x_student + at * c->n_seq * k->to.width;
+        struct layer_io io = {.in = x, .out = x};
+        TRY(model_layer_run(k->student.model, k->student.acts, 0, size_min(step, c->n_window - at),
+                            c->n_seq, &io));
+    }
+    return STATUS_OK;
+}
+
+/* o_proj with its bias as a last column, when it has one. */
+static enum status refit_o(struct walk *k, int64_t layer) {
+    struct layer_fit *report = &k->p->layers[layer];
+    int64_t hd = k->to.n_head * k->to.head_dim, n = k->sums.n_y, w = k->to.width;
+    double *o;
+    enum status status;
+    TRY(refit_pass(k));
+    TRY(memory_alloc(w * n, (int64_t)sizeof *o, "o_proj", &o));
+    for (int64_t i = 0; i < w; i++) {
+        memcpy(o + i * n, k->to.o + i * hd, (size_t)hd * sizeof *o);
+        if (n > hd)
+            o[i * n + hd] = k->to.o_bias[i];
+    }
+    TRY_OUT(refit_solve(&k->sums, o, &report->before, &report->after, &report->refitted, k->what));
+    if (!report->refitted)
+        log_info("layer %lld: the refit leaves %.4f of the held-out error's scale, the fit %.4f: "
+                 "fitted weights kept",
+                 (long long)layer, report->after, report->before);
+    for (int64_t i = 0; i < w; i++) {
+        memcpy(k->to.o + i * hd, o + i * n, (size_t)hd * sizeof *o);
+        if (n > hd)
+            k->to.o_bias[i] = o[i * n + hd];
+    }
+out:
+    memory_free(o);
+    return status;
+}
+
+static enum status fit_one(struct walk *k, int64_t layer) {
+    struct convert_plan *p = k->p;
+    struct layer_fit *report = &p->layers[layer];
+    struct rotary rotary = {.dims = p->config.head_dim};
+    struct fit_error error;
+    snprintf(k->what, sizeof k->what, "%s: layer %lld", p->options.from, (long long)layer);
+    TRY(read_weights(k, layer));
+    TRY(k->calib.n_window ? teacher_pass(k, layer) : plain_moment(k, layer));
+    TRY(fit_layer(&k->from, k->moment, rotary, p->options.method, &k->to, &error, k->what));
+    report->fitted = true;
+    report->k_error = error.k;
+    report->v_error = error.v;
+    if (k->has_student) {
+        TRY(one_layer_load(&k->student, layer));
+        for (int i = 0; i < N_ATTENTION; i++)
+            TRY(put_role(k, layer, ATTENTION[i], false));
+        TRY(refit_o(k, layer));
+    }
+    for (int i = 0; i < N_ATTENTION; i++)
+        if (k->item[layer][ATTENTION[i]] >= 0 && p->items[k->item[layer][ATTENTION[i]]].fitted)
+            TRY(put_role(k, layer, ATTENTION[i], true));
+    if (k->has_student && layer + 1 < p->config.n_layer)
+        TRY(advance_student(k));
+    log_info("layer %lld: error of keys %.4f, of values %.4f%s", (long long)layer, error.k, error.v,
+             k->has_student ? "" : ", no refit");
+    return STATUS_OK;
+}
+
+static enum status find_items(struct walk *k) {
+    struct convert_plan *p = k->p;
+    TRY(arena_alloc(&k->arena, p->config.n_layer, (int64_t)sizeof *k->item, &k->item));
+    for (int64_t l = 0; l < p->config.n_layer; l++)
+        for (int r = 0; r < ROLE_COUNT; r++)
+            k->item[l][r] = -1;
+    for (int64_t i = 0; i < p->n_item; i++)
+        if (p->items[i].role != ROLE_COUNT && p->items[i].layer >= 0)
+            k->item[p->items[i].layer][p->items[i].role] = i;
+    return STATUS_OK;
+}
+
+static enum status open_calibration(struct walk *k) {
+    struct convert_plan *p = k->p;
+    const struct convert_options *o = &p->options;
+    const struct model_config *c = &p->folder->config;
+    int64_t w = c->width, hd = c->n_head * c->head_dim;
+    if (!o->n_calibrate)
+        return o->refit == REFIT_NONE
+                   ? STATUS_OK
+                   : status_fail(STATUS_USAGE, "a refit needs calibration: give --calibrate");
+    TRY(backend_open(o->backend ? o->backend : "auto", &k->be));
+    TRY(calibration_open(o, p->folder, k->be, &k->calib));
+    int64_t n = k->calib.n_window * k->calib.n_seq;
+    p->calib_used = n;
+    p->calib_windows = k->calib.n_window;
+    p->calib_heldout = k->calib.n_window - k->calib.n_train;
+    p->calib_hash = k->calib.hash;
+    TRY(one_layer_open(p->folder, k->be, c->n_kv_head[0], k->calib.n_seq, &k->teacher));
+    int64_t rows = k->teacher.n_batch * k->calib.n_seq;
+    TRY(memory_alloc(n * w, 4, "residual streams", &k->x_teacher));
+    TRY(calibration_embed(&k->calib, p->folder, k->x_teacher));
+    TRY(memory_alloc(rows * w, 4, "activations", &k->normed));
+    TRY(memory_alloc(rows * (size_max(w, hd) + 1), 8, "activations", &k->wide));
+    if (o->refit == REFIT_NONE)
+        return STATUS_OK;
+    k->has_student = true;
+    TRY(one_layer_open(p->folder, k->be, o->n_kv_head, k->calib.n_seq, &k->student));
+    TRY(memory_alloc(n * w, 4, "residual streams", &k->x_student));
+    TRY(memory_alloc(n * w, 4, "residual streams", &k->mid));
+    memcpy(k->x_student, k->x_teacher, (size_t)(n * w) * 4);
+    TRY(memory_alloc(rows * hd, 4, "activations", &k->heads));
+    TRY(memory_alloc(rows * w, 8, "activations", &k->target));
+    k->sums = (struct refit_sums){.n_y = hd + c->o_bias, .width = w};
+    return refit_sums_alloc(&k->sums);
+}
+
+static void walk_close(struct walk *k) {
+    calibration_close(&k->calib);
+    one_layer_close(&k->teacher);
+    one_layer_close(&k->student);
+    memory_free(k->x_teacher);
+    memory_free(k->x_student);
+    memory_free(k->mid);
+    memory_free(k->normed);
+    memory_free(k->heads);
+    memory_free(k->wide);
+    memory_free(k->target);
+    memory_free(k->moment);
+    attn_weights_free(&k->from);
+    attn_weights_free(&k->permuted);
+    attn_weights_free(&k->to);
+    refit_sums_free(&k->sums);
+    arena_free(&k->arena);
+    backend_close(k->be);
+}
+
+enum status refit_run(struct convert_plan *p, struct checkpoint_writer *w,
+                      struct merge_buffers *b) {
+    const struct model_config *c = &p->folder->config;
+    struct walk *k = NULL;
+    struct progress progress;
+    enum status status;
+    TRY(memory_alloc(1, (int64_t)sizeof *k, "conversion", &k));
+    k->p = p;
+    k->writer = w;
+    k->buffers = b;
+    k->from = (struct attn_weights){.n_head = c->n_head,
+                                    .n_kv = c->n_kv_head[0],
+                                    .head_dim = c->head_dim,
+                                    .width = c->width,
+                                    .n_in = c->width + c->qkv_bias};
+    k->permuted = k->to = k->from;
+    k->to.n_kv = p->options.n_kv_head;
+    TRY_OUT(attn_weights_alloc(&k->from));
+    TRY_OUT(attn_weights_alloc(&k->permuted));
+    TRY_OUT(attn_weights_alloc(&k->to));
+    TRY_OUT(memory_alloc(k->from.n_in * k->from.n_in, 8, "input moments", &k->moment));
+    TRY_OUT(find_items(k));
+    TRY_OUT(open_calibration(k));
+    progress_start(&progress, "fit", (double)c->n_layer, "layers");
+    for (int64_t l = 0; l < c->n_layer; l++) {
+        TRY_OUT(fit_one(k, l));
+        progress_update(&progress, (double)(l + 1), NULL);
+    }
+    progress_end(&progress);
+out:
+    walk_close(k);
+    memory_free(k);
+    return status;
+}

@@ -1,0 +1,44 @@
+/* One layer at a time for a caller that keeps the residual stream itself. */
+#include "model/acts.h"
+
+static enum status fetch(const struct acts *a, const void *from, int64_t cols, float *to) {
+    if (!to)
+        return STATUS_OK;
+    struct tensor rows = acts_rows(a, (void *)(uintptr_t)from, cols);
+    return a->be->download(a->be, STREAM_COMPUTE, to, rows.data, tensor_bytes(&rows));
+}
+
+enum status model_layer_run(const struct model *m, struct acts *a, int64_t layer, int64_t n_batch,
+                            int64_t n_seq, const struct layer_io *io) {
+    const struct model_config *c = &m->config;
+    int64_t n_row;
+    if (m->dtype != DTYPE_F32 || a->mode == ACTS_INFER || !size_mul(n_batch, n_seq, &n_row) ||
+        n_row < 1 || n_row > a->max_row)
+        return status_fail(STATUS_FAILED,
+                           "a layer alone: needs F32, buffers of a training mode, and at most %lld "
+                           "tokens, not %lld x %lld",
+                           (long long)a->max_row, (long long)n_batch, (long long)n_seq);
+    struct backend *be = m->be;
+    struct layer_acts *s = &a->layers[layer];
+    a->n_batch = n_batch;
+    a->n_seq = n_seq;
+    struct tensor x = acts_rows(a, s->sum1, c->width), mid = acts_rows(a, s->sum2, c->width);
+    TRY(be->upload(be, STREAM_COMPUTE, x.data, io->in, tensor_bytes(&x)));
+    TRY(layer_forward(m, a, layer, false, NULL));
+    TRY(fetch(a, s->h1, c->width, io->normed));
+    TRY(fetch(a, s->att, c->n_head * c->head_dim, io->heads));
+    TRY(fetch(a, s->sum2, c->width, io->mid));
+    if (io->out) {
+        struct tensor branch = acts_rows(a, a->branch, c->width);
+        struct matmul_args down = {
+            .a = acts_rows(a, s->ff, c->n_ff),
+            .b = model_view(m, m->data, m->dtype, m->layer_index[layer][ROLE_DOWN]),
+            .c = branch,
+            .trans_b = true};
+        struct add_args add = {.a = mid, .b = branch, .out = branch};
+        TRY(be->matmul(be, &down));
+        TRY(be->add(be, &add));
+        TRY(fetch(a, a->branch, c->width, io->out));
+    }
+    return be->sync(be, STREAM_COMPUTE);
+}
