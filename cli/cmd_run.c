@@ -144,7 +144,9 @@ static enum status train_config_of(struct run *r, const struct variant *v, const
     set.items[set.n++] = assignment;
     TRY(arena_printf(&r->arena, &assignment, "out=%s", v ? v->trained : r->out));
     set.items[set.n++] = assignment;
-    return train_config_parse(r->train, what, &set, &r->arena, out);
+    char *label;
+    TRY(arena_printf(&r->arena, &label, "%s: train", what));
+    return train_config_parse(r->train, label, &set, &r->arena, out);
 }
 
 static enum status load(struct run *r, int argc, char **argv, bool *done) {
@@ -313,7 +315,7 @@ static enum status run_stages(struct run *r, struct backend *be, struct evaluato
     for (int64_t i = 0; r->train && i < r->n_variant; i++) {
         const struct variant *v = &r->variants[i];
         struct train_config c;
-        TRY(train_config_of(r, v, "train", &c));
+        TRY(train_config_of(r, v, r->out, &c));
         log_info("distill   %-12s %lld steps of %lld x %lld tokens", v->id, (long long)c.steps,
                  (long long)(c.batch * c.grad_accum), (long long)c.seq_len);
         struct train_result result;

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# regroup run from outside: the whole road on a tiny model, killed at random moments and run again
+# until it is done; what is complete is kept. args: program, source dir.
+set -u
+regroup=$1
+export OMP_WAIT_POLICY=passive # tiny steps on a machine that runs other tests
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+cd "$dir" || exit 1
+fail() { echo "FAIL: $*" >&2; cat err >&2 2>/dev/null; exit 1; }
+expect() { # exit code, pattern in the messages, arguments
+  local code=$1 pattern=$2
+  shift 2
+  "$regroup" "$@" >out.txt 2>err
+  local found=$?
+  [ $found = "$code" ] || fail "regroup $*: exit $found, expected $code"
+  grep -qE -- "$pattern" err out.txt || fail "regroup $*: no '$pattern' in what it says"
+}
+
+mkdir model
+cat >model/config.json <<'JSON'
+{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 32,
+ "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+ "head_dim": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+ "tie_word_embeddings": true, "torch_dtype": "bfloat16"}
+JSON
+perl -e 'srand(1); print pack("v*", map { int(rand(64)) } 1 .. 4000)' >ids.u16
+cat >pretrain.json <<'JSON'
+{"objective": "pretrain", "model_config": "model", "out": "teacher", "data": {"train": "ids.u16"},
+ "seq_len": 16, "batch": 4, "steps": 20, "optimizer": {"lr": 1e-2}, "schedule": {"warmup": 4}}
+JSON
+expect 0 . train pretrain.json
+cat >run.json <<'JSON'
+{"name": "tiny <&> run", "model": "teacher/best", "out": "out", "kv_heads": ["2", "1"], "methods": ["mean", "first"],
+ "train": {"data": {"train": "ids.u16"}, "seq_len": 16, "batch": 2, "steps": 12, "schedule": {"warmup": 2},
+           "eval_every": 4, "save_every": 2},
+ "eval": {"tokens": "ids.u16", "window": 16, "context": ["16"], "decode_steps": 2, "repeats": 1}}
+JSON
+
+"$regroup" run --help >help.txt || fail "--help"
+grep -q 'kv_heads' help.txt || fail "--help does not list the keys"
+expect 2 'CONFIG.json' run
+expect 2 'kv_head.*unknown' run run.json --set kv_head=2
+expect 2 'stepz.*did you mean .steps' run run.json --set train.stepz=2
+sed 's/"steps"/"stepz"/' run.json >stepz.json
+expect 2 "stepz.json: train: key 'stepz'" run stepz.json
+expect 2 "'methods'.*average" run run.json --set methods=average
+expect 1 'none.json' run none.json
+expect 1 'KV heads|3' run run.json --set kv_heads=3 --set out=three
+sed 's/"seq_len"/"student": "x", "seq_len"/' run.json >student.json
+expect 2 'train.student' run student.json
+[ ! -e out ] || fail "a refused run left something behind"
+
+kills=0 tries=0
+while [ $tries -lt 60 ]; do
+  tries=$((tries + 1))
+  "$regroup" run run.json >out.txt 2>err &
+  sleep "0.$(printf %02d $((tries * 7 % 60 + 5)))"
+  kill -9 $! 2>/dev/null && kills=$((kills + 1))
+  wait $! 2>/dev/null
+  for d in out/convert/* out/train/*/last out/train/*/best; do
+    case $d in *partial*|*'*'*) continue ;; esac
+    [ ! -d "$d" ] || "$regroup" inspect "$d" >/dev/null 2>err || fail "$d is torn"
+  done
+  [ ! -e out/report.html ] || break
+done
+[ $kills -ge 1 ] || fail "no run was killed: the delays are too long"
+expect 0 'report.html' run run.json
+for id in mean-kv2 mean-kv1 first-kv2 first-kv1; do
+  grep -q "already done" err || fail "nothing was kept"
+  grep -q "$id" out/report.html || fail "$id is not in the report"
+  grep -q "$id" out/report.md || fail "$id is not in report.md"
+  [ "$(grep -c '"step":[0-9]*,"loss"' out/train/$id/log.jsonl)" = 12 ] || fail "$id: not 12 steps in its log"
+done
+grep -q 'tiny &lt;&amp;&gt; run' out/report.html || fail "the title is not escaped"
+! find out -name '*partial*' | grep . || fail "leftovers"
+
+# Done means done: nothing is written again but the report.
+touch stamp
+expect 0 . run run.json
+changed=$(find out -newer stamp -type f ! -name 'report.*' | head -3)
+[ -z "$changed" ] || fail "a complete run wrote $changed"
+expect 1 "another configuration.*'train.steps'" run run.json --set train.steps=13
+expect 1 "another configuration.*'kv_heads'" run run.json --set kv_heads=2
+echo "ok: $kills kills"
