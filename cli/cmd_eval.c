@@ -44,13 +44,11 @@ static enum status evaluate_all(const struct eval_options *o, const char *backen
     enum status status;
     TRY_OUT(memory_alloc(dirs->n, sizeof *models, "evaluations", &models));
     TRY_OUT(backend_open(backend, &be));
-    log_info("backend %s (%s), compute %s", be->name, be->detail, dtype_name(o->dtype));
     TRY_OUT(evaluator_open(o, be, &e));
-    for (int64_t i = 0; i < dirs->n; i++) {
-        log_info("evaluating %s", dirs->items[i]);
+    for (int64_t i = 0; i < dirs->n; i++)
         TRY_OUT(evaluate_model(&e, dirs->items[i], &models[i]));
-    }
-    status = write_results(&e, models, dirs->n, json_path);
+    TRY_OUT(write_results(&e, models, dirs->n, json_path));
+    log_info("backend %s (%s), computed in %s", be->name, be->detail, dtype_name(o->dtype));
 out:
     evaluator_close(&e);
     backend_close(be);

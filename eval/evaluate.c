@@ -13,7 +13,7 @@ struct eval_options eval_defaults(void) {
                                  .dtype = DTYPE_F32,
                                  .speed_batch = 1,
                                  .n_decode = 32,
-                                 .n_repeat = 3};
+                                 .n_repeat = 5};
 }
 
 enum status evaluator_open(const struct eval_options *options, struct backend *be,
@@ -127,8 +127,12 @@ enum status evaluate_model(struct evaluator *e, const char *dir, struct evaluati
             log_warn("%s: context %" PRId64 " and %" PRId64 " decode steps go beyond its %" PRId64
                      " positions; speed only",
                      dir, s.context, s.n_decode, m->config.max_position);
-        TRY_OUT(speed_measure(m, &s, &r.speed[r.n_speed]));
-        r.n_speed++;
+        struct speed *speed = &r.speed[r.n_speed++];
+        TRY_OUT(speed_measure(m, &s, speed));
+        if (!(speed->decode.max < 1.5 * speed->decode.min))
+            log_warn("%s: decode at context %" PRId64 " varied from %.0f to %.0f tokens/s: the "
+                     "machine is busy, or time more --decode-steps",
+                     dir, s.context, speed->decode.min, speed->decode.max);
     }
     *out = r;
 out:

@@ -19,7 +19,7 @@ struct eval_options {
     int64_t contexts[EVAL_MAX_CONTEXT], n_context; /* 0: no speed */
     int64_t speed_batch, n_decode, n_repeat;
 };
-/* strided, window and stride 0, 8 windows at a time, F32; speed: batch 1, 32 steps, 3 repeats. */
+/* strided, window and stride 0, 8 windows at a time, F32; speed: batch 1, 32 steps, 5 repeats. */
 struct eval_options eval_defaults(void);
 
 struct evaluation {
