@@ -11,6 +11,7 @@ enum status cmd_train(int argc, char **argv) MUST_USE;
 enum status cmd_eval(int argc, char **argv) MUST_USE;
 enum status cmd_generate(int argc, char **argv) MUST_USE;
 enum status cmd_report(int argc, char **argv) MUST_USE;
+enum status cmd_sweep(int argc, char **argv) MUST_USE;
 enum status cmd_run(int argc, char **argv) MUST_USE;
 
 #endif

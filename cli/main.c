@@ -17,6 +17,7 @@ static const struct {
     {"eval", "perplexity, divergence from a teacher, KV-cache bytes, speed", cmd_eval},
     {"generate", "continue a prompt, decoding through the KV cache", cmd_generate},
     {"report", "a run folder's results as HTML, Markdown and JSON", cmd_report},
+    {"sweep", "methods against KV-head counts: the trade-off curve", cmd_sweep},
     {"run", "convert, evaluate, distill, evaluate, report; continues where it stopped", cmd_run},
     {NULL, NULL, NULL},
 };
