@@ -103,6 +103,8 @@ static struct box place(struct layout *l, double x, double y, double w, double h
     return best;
 }
 
+enum { MANY_MARKS = 10 }; /* beyond this only the frontier is labelled */
+
 struct mark {
     const struct report_point *p;
     const struct report_variant *v; /* NULL: teacher */
@@ -236,11 +238,32 @@ static enum status draw_marks(struct text *out, const struct quality *q, struct 
     return STATUS_OK;
 }
 
+/* The frontier: the models worth choosing, joined from the smallest cache to the largest. */
+static enum status draw_frontier(struct text *out, const struct quality *q) {
+    const struct mark *last = NULL;
+    for (;;) {
+        const struct mark *next = NULL;
+        for (int64_t i = 0; i < q->n; i++) {
+            const struct mark *m = &q->marks[i];
+            if (m->p->pareto && (!last || m->p->kv_bytes > last->p->kv_bytes) &&
+                (!next || m->p->kv_bytes < next->p->kv_bytes))
+                next = m;
+        }
+        if (last && next)
+            TRY(line(out, "frontier", last->x, last->y, next->x, next->y));
+        if (!next)
+            return STATUS_OK;
+        last = next;
+    }
+}
+
 static enum status draw_labels(struct text *out, const struct quality *q, struct layout *l) {
     for (int64_t i = q->n; i-- > 0;) { /* later marks are the better models */
         const struct mark *m = &q->marks[i], *after = m + 1;
         if (i + 1 < q->n && m->v && after->v == m->v && fabs(after->y - m->y) < 12)
             continue; /* one label says it for both */
+        if (q->n > MANY_MARKS && m->v && !m->p->pareto)
+            continue; /* the table has them all */
         struct report_label value = report_number(m->p->perplexity);
         char name[40], all[160];
         bool long_name = strlen(m->p->id) > 24;
@@ -293,6 +316,7 @@ enum status chart_quality(struct text *out, const struct report *r, double width
                      "further left is better; the dashed line is the teacher."));
     TRY_OUT(draw_axes(out, &q));
     TRY_OUT(draw_teacher(out, &q, l));
+    TRY_OUT(draw_frontier(out, &q));
     TRY_OUT(draw_marks(out, &q, l));
     TRY_OUT(draw_labels(out, &q, l));
     TRY_OUT(draw_key(out, width - q.right - 162, 16));

@@ -18,7 +18,8 @@ struct report_speed {
 struct report_point {
     const char *id, *attention; /* variant; "MHA"... */
     enum report_kind kind;
-    bool measured;            /* its evaluation is there */
+    bool measured; /* its evaluation is there */
+    bool pareto;   /* no other model of the run has as few bytes and as low a perplexity */
     const struct json *model; /* of the evaluation */
     int64_t kv_heads, heads, parameters;
     double kv_bytes, kv_allocated; /* per token */
@@ -34,7 +35,6 @@ struct report_series {
 struct report_curve {
     bool present;
     struct report_series loss, held_out;
-    double seconds, tokens_per_s;
 };
 struct report_variant {
     const char *id, *method;
@@ -58,6 +58,11 @@ struct report {
 enum status report_load(const char *dir, const char *title, struct report *out) MUST_USE;
 void report_free(struct report *r);
 
+/* Sets `pareto` of every measured model. */
+void report_mark_pareto(struct report *r);
+#define REPORT_PARETO_MARK " ★"
+#define REPORT_PARETO_NOTE                                                                         \
+    "★ Pareto: no other model here has fewer KV bytes without a higher perplexity."
 /* The variant's best model so far: distilled when measured, else converted. */
 const struct report_point *report_best(const struct report_variant *v);
 /* Short texts for numbers. */

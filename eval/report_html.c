@@ -58,6 +58,8 @@ static enum status write_figure(struct text *out, const char *big, const char *s
     return text_puts(out, "</div>\n");
 }
 
+enum { MANY_CARDS = 4 }; /* beyond this only the frontier has cards */
+
 static enum status write_card(struct text *out, const struct report *r,
                               const struct report_variant *v) {
     const struct report_point *p = report_best(v), *t = &r->teacher;
@@ -187,7 +189,8 @@ static enum status write_row(struct text *out, const char *state, const struct r
     char text[200];
     TRY(text_puts(out, best ? "<tr class=\"best\">" : "<tr>"));
     TRY(cell(out, true, p->id));
-    TRY(cell(out, true, state));
+    snprintf(text, sizeof text, "%s%s", state, p->pareto ? REPORT_PARETO_MARK : "");
+    TRY(cell(out, true, text));
     if (!p->measured)
         return text_puts(out, "<td class=\"none\" colspan=\"7\">not measured yet</td></tr>\n");
     TRY(cell(out, true, report_heads(p).s));
@@ -222,7 +225,8 @@ static enum status write_table(struct text *out, const struct report *r) {
             TRY(write_row(out, "distilled", &v->distilled, bold && v->distilled.measured));
     }
     return text_puts(out, "</tbody></table></div>\n<p class=\"muted small\">± is one standard "
-                          "error over windows. NLL and KL in nats per token.</p></section>\n");
+                          "error over windows. NLL and KL in nats per token. " REPORT_PARETO_NOTE
+                          "</p></section>\n");
 }
 
 static enum status term(struct text *out, const char *name, const char *value) {
@@ -317,7 +321,8 @@ enum status report_html(const struct report *r, struct text *out) {
     if (r->run && r->n_variant) {
         TRY(text_puts(out, "<div class=\"cards\">\n"));
         for (int64_t i = 0; i < r->n_variant; i++)
-            TRY(write_card(out, r, &r->variants[i]));
+            if (r->n_variant <= MANY_CARDS || report_best(&r->variants[i])->pareto)
+                TRY(write_card(out, r, &r->variants[i]));
         TRY(text_puts(out, "</div>\n"));
     }
     if (r->run)

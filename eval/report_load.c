@@ -98,8 +98,6 @@ static enum status read_log_line(const struct json *j, struct report_curve *c) {
         return add_sample(&c->held_out, step, number(eval, "nll"));
     if (!json_get(j, "loss"))
         return STATUS_OK;
-    c->seconds = number(j, "seconds");
-    c->tokens_per_s = number(j, "tokens_per_s");
     return add_sample(&c->loss, step, number(j, "loss"));
 }
 
@@ -212,6 +210,7 @@ enum status report_load(const char *dir, const char *title, struct report *out) 
         goto out;
     }
     r.title = title ? title : r.name;
+    report_mark_pareto(&r);
     *out = r;
     return STATUS_OK;
 out:

@@ -21,15 +21,15 @@ static enum status row(struct text *out, const char *state, const struct report_
         return text_printf(out, " | %s | not measured yet | | | | | |\n", state);
     char agreement[32];
     snprintf(agreement, sizeof agreement, "%.1f %%", 100 * p->agreement);
-    return text_printf(out, " | %s | %s | %s | %s | %s | %s | %s |\n", state, report_heads(p).s,
-                       report_count(p->kv_bytes).s,
-                       p->has_perplexity ? report_with_error(p->perplexity, p->perplexity_se).s
-                                         : "–",
-                       p->has_perplexity ? report_with_error(p->nll, p->nll_se).s : "–",
-                       p->has_divergence ? report_with_error(p->kl, p->kl_se).s : "–",
-                       !p->has_divergence    ? "–"
-                       : isnan(p->agreement) ? "NaN"
-                                             : agreement);
+    return text_printf(
+        out, " | %s%s | %s | %s | %s | %s | %s | %s |\n", state,
+        p->pareto ? REPORT_PARETO_MARK : "", report_heads(p).s, report_count(p->kv_bytes).s,
+        p->has_perplexity ? report_with_error(p->perplexity, p->perplexity_se).s : "–",
+        p->has_perplexity ? report_with_error(p->nll, p->nll_se).s : "–",
+        p->has_divergence ? report_with_error(p->kl, p->kl_se).s : "–",
+        !p->has_divergence    ? "–"
+        : isnan(p->agreement) ? "NaN"
+                              : agreement);
 }
 
 static enum status speed_rows(struct text *out, const struct report_point *p) {
@@ -122,8 +122,9 @@ enum status report_markdown(const struct report *r, struct text *out) {
             if (v->trains || v->distilled.measured)
                 TRY(row(out, "distilled", &v->distilled));
         }
-        TRY(text_puts(out, "\n± is one standard error over windows; NLL and KL in nats per token.\n"
-                           "\n## Speed (tokens per second, median)\n\n"));
+        TRY(text_puts(out, "\n± is one standard error over windows; NLL and KL in nats per "
+                           "token.\n" REPORT_PARETO_NOTE
+                           "\n\n## Speed (tokens per second, median)\n\n"));
         int64_t before = out->n;
         TRY(text_puts(out, "| model | context | prefill | decode |\n|---|---:|---:|---:|\n"));
         int64_t empty = out->n;
@@ -167,6 +168,7 @@ static void set_point(struct json *o, const char *key, const struct report *r,
     struct json *against = json_set_object(o, p->kind == REPORT_DISTILLED ? "distilled_vs_source"
                                                                           : "converted_vs_source");
     json_set_number(against, "kv_bytes_ratio", p->kv_bytes / r->teacher.kv_bytes);
+    json_set_bool(against, "pareto", p->pareto);
     json_set_number(against, "perplexity_ratio", p->perplexity / r->teacher.perplexity);
 }
 

@@ -50,6 +50,7 @@
     ".teacher-line{stroke:var(--base);stroke-width:1.25;stroke-dasharray:5 4}\n"                   \
     ".teacher-mark{fill:var(--base)}\n"                                                            \
     ".converted{fill:var(--paper);stroke:var(--before);stroke-width:2.25}\n"                       \
+    ".frontier{stroke:var(--after);stroke-width:1.5;opacity:.45;fill:none}\n"                      \
     ".distilled{fill:var(--after);stroke:var(--paper);stroke-width:1.5}\n"                         \
     ".gain{stroke:var(--muted);stroke-width:1.25;stroke-dasharray:1.5 3.5;stroke-linecap:round}\n" \
     ".leader{stroke:var(--muted);stroke-width:.75}.error{stroke:var(--ink);stroke-width:1.25}\n"   \
