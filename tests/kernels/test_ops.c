@@ -185,7 +185,7 @@ static int check_gradient(const struct op_case *c) {
     struct op_values in, out, scrap;
     struct op_instance x;
     struct rng rng = rng_seed(11);
-    int bad = 0, checked = 0;
+    int bad = 0, checked = 0, samples = c->flop > 1e7 ? 3 : 12;
     OK(op_values_open(c, &in));
     OK(op_values_open(c, &out));
     OK(op_values_open(c, &scrap));
@@ -199,7 +199,7 @@ static int check_gradient(const struct op_case *c) {
         double size = 0;
         for (int64_t j = 0; of >= 0 && j < b->count; j++)
             size = fmax(size, fabs(out.v[i][j]));
-        for (int n = 0; of >= 0 && n < 12; n++, checked++) {
+        for (int n = 0; of >= 0 && n < samples; n++, checked++) {
             int64_t j = rng_below(&rng, b->count);
             double at = in.v[of][j], side[4];
             for (int s = 0; s < 4; s++) {

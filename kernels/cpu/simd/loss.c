@@ -1,11 +1,12 @@
 /* The output head and its loss, a tile of rows at a time: logits of student and teacher by matmul,
  * one pass over each row for log-sum-exp, one for divergence and gradient, and the gradient back
- * by two matmuls. As many rows as LOSS_BYTES of scratch hold: tokens x vocabulary never exists. */
+ * by two matmuls. Tokens x vocabulary never exists: a tile has TILE_ROWS rows, which keep matmul
+ * busy, or the fewer that fit in TILE_BYTES. */
 #include "core/memory.h"
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/cpu/simd/simd.h"
 
-enum { LOSS_BYTES = 64 << 20, SUM_BLOCK = 16 * VF_LEN };
+enum { TILE_ROWS = 512, TILE_BYTES = 64 << 20, SUM_BLOCK = 16 * VF_LEN };
 
 struct row_sum {
     float top;         /* largest logit */
@@ -161,7 +162,7 @@ enum status ISA(head_loss)(struct backend *be, const struct head_loss_args *a) {
     bool apart = a->d_hidden.data && t.bf16; /* the gradient has a buffer of its own */
     TRY(cpu_check_head_loss(a));
     int64_t row_bytes = n_vocab * (4 + (teacher ? 4 : 0) + (apart ? 2 : 0));
-    int64_t rows = size_max(1, LOSS_BYTES / row_bytes);
+    int64_t rows = size_max(1, size_min(TILE_ROWS, TILE_BYTES / row_bytes));
     if (rows > 16)
         rows = rows / 16 * 16;
     rows = size_min(rows, n_row);
