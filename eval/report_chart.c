@@ -103,7 +103,7 @@ static struct box place(struct layout *l, double x, double y, double w, double h
     return best;
 }
 
-enum { MANY_MARKS = 10 }; /* beyond this only the frontier is labelled */
+enum { MANY_MARKS = 13 }; /* beyond this only the frontier is labelled */
 
 struct mark {
     const struct report_point *p;

@@ -235,7 +235,7 @@ static void a_full_run(void **state) {
     memory_free(html);
 
     char *markdown = load("report.md");
-    has(markdown, "| mean-kv2 | distilled | GQA, 2 of 8 | 160 | 4.716");
+    has(markdown, "| mean-kv2 | distilled ★ | GQA, 2 of 8 | 160 | 4.716");
     has(markdown, "first\\<kv2\\>");
     has(markdown, "| mean-kv1 | converted | not measured yet");
     has(markdown, "| broken-kv4 | converted | GQA, 4 of 8 | 320 | NaN");
@@ -281,6 +281,17 @@ static void labels_do_not_collide(void **state) {
     OK(report_write(run_path(""), "A title"));
     char *html = checked_html();
     has(html, "<h1>A title</h1>");
+    /* The frontier: the teacher and, at each cache size, the better of the two distilled. */
+    struct json *j;
+    OK(json_load(run_path("report.json"), &j));
+    for (const struct json *v = json_first(json_get(j, "variants")); v; v = json_next(v)) {
+        const struct json *trained = json_get(v, "distilled_vs_source");
+        assert_true(json_is_bool(json_get(trained, "pareto")));
+        assert_int_equal(json_true(json_get(trained, "pareto")),
+                         !strncmp(json_string(json_get(v, "id")), "mean", 4));
+        assert_false(json_true(json_get(json_get(v, "converted_vs_source"), "pareto")));
+    }
+    json_free(j);
     double x[64], y[64], w[64];
     int n = 0;
     char *end = strstr(html, "class=\"narrow\"");
