@@ -57,6 +57,8 @@ struct fit {
     double *metric, *t, *b;        /* [r, d, d]; [d, r d]; [r d, d] */
     double *cov, *work, *work2;    /* [r d, r d] */
     double *shared;                /* [d, d] */
+    double *product;               /* [n_head d, n_in] */
+    const double *seen;
     double k_loss, k_all, v_loss, v_all;
     struct arena arena;
 };
@@ -337,7 +339,14 @@ static enum status fit_tail(struct fit *f, int64_t group) {
 static enum status fit_values(struct fit *f, int64_t group) {
     const struct attn_weights *from = f->from;
     int64_t d = from->head_dim, w = from->n_in, hd = from->n_head * d, first = group * f->r;
-    group_cov(f, f->v_cov, first, 0);
+    if (f->seen) {
+        int64_t n = f->r * d;
+        const double *v = from->v + first * d * w;
+        linalg_gemm(false, false, n, w, w, v, w, f->seen + group * w * w, w, 0, f->product, w);
+        linalg_gemm(false, true, n, n, w, f->product, w, v, w, 0, f->cov, n);
+    } else {
+        group_cov(f, f->v_cov, first, 0);
+    }
     for (int64_t q = first * f->n_q; q < (first + f->r) * f->n_q; q++)
         linalg_gemm(true, false, d, d, from->width, from->o + q * d, hd, from->o + q * d, hd,
                     q % f->n_q > 0, f->metric + (q / f->n_q - first) * d * d, d);
@@ -353,8 +362,8 @@ static enum status fit_values(struct fit *f, int64_t group) {
 static enum status covariances(struct fit *f, const double *moment) {
     const struct attn_weights *w = f->from;
     int64_t d = w->head_dim, n = w->n_in, kv = w->n_kv * d;
-    double *product;
-    TRY(doubles(f, w->n_head * d * n, &product));
+    TRY(doubles(f, w->n_head * d * n, &f->product));
+    double *product = f->product;
     TRY(doubles(f, kv * kv, &f->k_cov));
     TRY(doubles(f, kv * kv, &f->v_cov));
     TRY(doubles(f, w->n_head * d * d, &f->q_cov));
@@ -369,15 +378,16 @@ static enum status covariances(struct fit *f, const double *moment) {
     return STATUS_OK;
 }
 
-enum status fit_layer(const struct attn_weights *from, const double *moment, struct rotary rotary,
-                      enum merge_method method, struct attn_weights *to, struct fit_error *error,
-                      const char *what) {
+enum status fit_layer(const struct attn_weights *from, const double *moment, const double *seen,
+                      struct rotary rotary, enum merge_method method, struct attn_weights *to,
+                      struct fit_error *error, const char *what) {
     struct fit f = {.from = from, .to = to, .rotary = rotary, .method = method, .what = what};
     int64_t d = from->head_dim, r = from->n_kv / to->n_kv, size = (int64_t)sizeof(double complex);
     double *energy;
     double complex *row;
     enum status status;
     f.r = r;
+    f.seen = seen;
     f.n_q = from->n_head / from->n_kv;
     TRY_OUT(covariances(&f, moment));
     TRY_OUT(arena_alloc(&f.arena, r * r, size, &f.pair));

@@ -31,9 +31,11 @@ struct fit_error { /* relative squared errors: of queries times keys, of values 
 
 /* Merge neighbouring KV heads of `from` into those of `to` (allocated, to->n_kv divides
  * from->n_kv). `moment` [n_in, n_in]: E[x x^T] of the layer's normed input. MERGE_MEAN and
+ * `seen` (may be NULL) [to->n_kv, n_in, n_in]: the same of that input as the group's queries see
+ * it, averaged by their attention; it says which values matter. MERGE_MEAN and
  * MERGE_FIRST ignore it but for the error. `what` names the layer in messages. */
-enum status fit_layer(const struct attn_weights *from, const double *moment, struct rotary rotary,
-                      enum merge_method method, struct attn_weights *to, struct fit_error *error,
-                      const char *what) MUST_USE;
+enum status fit_layer(const struct attn_weights *from, const double *moment, const double *seen,
+                      struct rotary rotary, enum merge_method method, struct attn_weights *to,
+                      struct fit_error *error, const char *what) MUST_USE;
 
 #endif

@@ -9,6 +9,7 @@
 #include "core/log.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct walk {
@@ -23,6 +24,9 @@ struct walk {
     float *normed, *heads;              /* one batch of windows */
     double *wide, *target;              /* the same in fp64 */
     double *moment;                     /* [n_in, n_in] */
+    double *seen;                       /* [n_kv to, n_in, n_in]; NULL: none */
+    float *slice;                       /* [rows, heads] */
+    double *kept;                       /* [n_group_heads * SEEN rows, n_in] */
     int64_t (*item)[ROLE_COUNT];        /* [n_layer], -1: absent */
     struct attn_weights from, permuted, to;
     struct refit_sums sums;
@@ -136,12 +140,40 @@ static void widen(const float *from, int64_t rows, int64_t cols, int64_t extra, 
     }
 }
 
+enum { SEEN_BUDGET = 1 << 22 };
+
+/* Some rows of the batch as every query head sees them, into k->seen. */
+static enum status add_seen(struct walk *k, int64_t rows) {
+    int64_t w = k->from.width, n_in = k->from.n_in, d = k->from.head_dim, n_head = k->from.n_head;
+    int64_t hd = n_head * d, keep = size_max(1, SEEN_BUDGET / (n_head * n_in));
+    int64_t step = (rows + keep - 1) / keep, n = (rows + step - 1) / step;
+    for (int64_t first = 0; first < w; first += d) {
+        int64_t at = size_min(first, w - d);
+        TRY(model_layer_seen(k->teacher.model, k->teacher.acts, 0, at, k->slice));
+        for (int64_t h = 0; h < n_head; h++)
+            for (int64_t r = 0; r < n; r++) {
+                double *to = k->kept + (h * n + r) * n_in;
+                const float *x = k->slice + r * step * hd + h * d;
+                for (int64_t c = 0; c < d; c++)
+                    to[at + c] = (double)x[c];
+                if (n_in > w)
+                    to[w] = 1;
+            }
+    }
+    int64_t heads = n_head / k->to.n_kv;
+    for (int64_t g = 0; g < k->to.n_kv; g++)
+        linalg_gram(heads * n, n_in, k->kept + g * heads * n * n_in, k->seen + g * n_in * n_in);
+    return STATUS_OK;
+}
+
 /* The source's layer over all windows: k->moment, k->mid, and x_teacher moves behind the layer. */
 static enum status teacher_pass(struct walk *k, int64_t layer) {
     const struct calibration *c = &k->calib;
     int64_t w = k->from.width, n_in = k->from.n_in, step = k->teacher.n_batch;
     TRY(one_layer_load(&k->teacher, layer));
     memset(k->moment, 0, (size_t)(n_in * n_in) * sizeof *k->moment);
+    if (k->seen)
+        memset(k->seen, 0, (size_t)(k->to.n_kv * n_in * n_in) * sizeof *k->seen);
     for (int64_t at = 0; at < c->n_window; at += step) {
         int64_t n = size_min(step, c->n_window - at), rows = n * c->n_seq;
         int64_t first = at * c->n_seq * w;
@@ -152,7 +184,11 @@ static enum status teacher_pass(struct walk *k, int64_t layer) {
         TRY(model_layer_run(k->teacher.model, k->teacher.acts, 0, n, c->n_seq, &io));
         widen(k->normed, rows, w, n_in - w, k->wide);
         linalg_gram(rows, n_in, k->wide, k->moment);
+        if (k->seen)
+            TRY(add_seen(k, rows));
     }
+    for (int64_t g = 0; k->seen && g < k->to.n_kv; g++)
+        linalg_mirror(n_in, k->seen + g * n_in * n_in);
     linalg_mirror(n_in, k->moment);
     for (int64_t i = 0; i < n_in * n_in; i++)
         k->moment[i] /= (double)(c->n_window * c->n_seq);
@@ -247,7 +283,8 @@ static enum status fit_one(struct walk *k, int64_t layer) {
     snprintf(k->what, sizeof k->what, "%s: layer %lld", p->options.from, (long long)layer);
     TRY(read_weights(k, layer));
     TRY(k->calib.n_window ? teacher_pass(k, layer) : plain_moment(k, layer));
-    TRY(fit_layer(&k->from, k->moment, rotary, p->options.method, &k->to, &error, k->what));
+    TRY(fit_layer(&k->from, k->moment, k->seen, rotary, p->options.method, &k->to, &error,
+                  k->what));
     report->fitted = true;
     report->k_error = error.k;
     report->v_error = error.v;
@@ -301,6 +338,12 @@ static enum status open_calibration(struct walk *k) {
     TRY(calibration_embed(&k->calib, p->folder, k->x_teacher));
     TRY(memory_alloc(rows * w, 4, "activations", &k->normed));
     TRY(memory_alloc(rows * (size_max(w, hd) + 1), 8, "activations", &k->wide));
+    if (!getenv("NOSEEN") && o->method == MERGE_FIT && c->width >= c->head_dim) {
+        int64_t n_in = k->from.n_in, kept = SEEN_BUDGET / (c->n_head * n_in) + 1;
+        TRY(memory_alloc(o->n_kv_head * n_in * n_in, 8, "input moments", &k->seen));
+        TRY(memory_alloc(rows * hd, 4, "activations", &k->slice));
+        TRY(memory_alloc(size_min(kept, rows) * c->n_head * n_in, 8, "activations", &k->kept));
+    }
     if (o->refit == REFIT_NONE)
         return STATUS_OK;
     k->has_student = true;
@@ -326,6 +369,9 @@ static void walk_close(struct walk *k) {
     memory_free(k->wide);
     memory_free(k->target);
     memory_free(k->moment);
+    memory_free(k->seen);
+    memory_free(k->slice);
+    memory_free(k->kept);
     attn_weights_free(&k->from);
     attn_weights_free(&k->permuted);
     attn_weights_free(&k->to);

@@ -42,3 +42,18 @@ enum status model_layer_run(const struct model *m, struct acts *a, int64_t layer
     }
     return be->sync(be, STREAM_COMPUTE);
 }
+
+enum status model_layer_seen(const struct model *m, struct acts *a, int64_t layer, int64_t first,
+                             float *out) {
+    const struct model_config *c = &m->config;
+    struct layer_acts *s = &a->layers[layer];
+    struct tensor normed = acts_rows(a, s->h1, c->width);
+    struct attention_args args = layer_attention(m, a, layer, NULL);
+    /* Every KV head reads the same columns as its value. */
+    args.v = (struct heads){
+        .data = tensor_at(&normed, first), .batch = a->n_seq * c->width, .row = c->width};
+    args.lse = NULL;
+    TRY(m->be->attention(m->be, &args));
+    TRY(fetch(a, s->att, c->n_head * c->head_dim, out));
+    return m->be->sync(m->be, STREAM_COMPUTE);
+}

@@ -107,6 +107,10 @@ struct layer_io {
 };
 enum status model_layer_run(const struct model *m, struct acts *a, int64_t layer, int64_t n_batch,
                             int64_t n_seq, const struct layer_io *io) MUST_USE;
+/* After it, on the same windows: what each query head sees of columns [first, first + head_dim) of
+ * the normed input, weighted by its attention: out [n_batch * n_seq, n_head * head_dim]. */
+enum status model_layer_seen(const struct model *m, struct acts *a, int64_t layer, int64_t first,
+                             float *out) MUST_USE;
 struct tensor acts_hidden(const struct acts *a);
 struct tensor acts_d_hidden(const struct acts *a); /* where the loss puts d hidden */
 struct tensor model_head(const struct model *m);   /* [n_vocab, width], tied or not */
