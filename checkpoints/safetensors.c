@@ -95,25 +95,6 @@ static int by_offset(const void *a, const void *b) {
     return strcmp(x->name, y->name);
 }
 
-static int by_name(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-static enum status check_unique(const struct safetensors *s, const char *path) {
-    const char **names = NULL;
-    TRY(memory_alloc(s->n, (int64_t)sizeof *names, "tensor names", &names));
-    for (int64_t i = 0; i < s->n; i++)
-        names[i] = s->tensors[i].name;
-    if (s->n)
-        qsort(names, (size_t)s->n, sizeof *names, by_name);
-    enum status status = STATUS_OK;
-    for (int64_t i = 1; i < s->n && status == STATUS_OK; i++)
-        if (!strcmp(names[i - 1], names[i]))
-            status = lying(path, names[i], "listed twice");
-    memory_free(names);
-    return status;
-}
-
 enum status safetensors_parse(const char *text, int64_t n, int64_t file_size, const char *path,
                               struct arena *arena, struct safetensors *out) {
     struct json *root = NULL;
@@ -165,7 +146,6 @@ enum status safetensors_parse(const char *text, int64_t n, int64_t file_size, co
                              path, (long long)at, (long long)n_data);
         goto out;
     }
-    status = check_unique(out, path);
 out:
     json_free(root);
     if (status != STATUS_OK) {

@@ -100,7 +100,7 @@ static void refuses_bad_headers(void **state) {
         {"{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", -1, 4, "tensor a: no dtype"},
         {"{\"a\":3}", -1, 0, "tensor a: no dtype"},
         {"{" T("a", "F32", "[1]", "0", "4") "," T("a", "F32", "[1]", "4", "8") "}", -1, 8,
-         "tensor a: listed twice"},
+         "key \"a\" is there twice"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         put_file("model.safetensors", cases[i].header, cases[i].claim, cases[i].n_data);

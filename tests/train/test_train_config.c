@@ -49,7 +49,7 @@ static void mistakes_are_named(void **state) {
     } cases[] = {
         {"{" GOOD ",\"optimiser\":{\"lr\":1}}", "optimiser"},
         {"{" GOOD ",\"optimizer\":{\"lrr\":1}}", "optimizer.lrr"},
-        {"{" GOOD ",\"objective\":\"rl\"}", "objective"},
+        {"{\"objective\":\"rl\",\"out\":\"o\",\"data\":{\"train\":\"a\"}}", "objective"},
         {"{" GOOD ",\"steps\":0}", "steps"},
         {"{" GOOD ",\"steps\":1.5}", "steps"},
         {"{" GOOD ",\"steps\":10,\"schedule\":{\"warmup\":11}}", "schedule.warmup"},
