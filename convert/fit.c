@@ -50,14 +50,13 @@ struct fit {
     struct rotary rotary;
     enum merge_method method;
     const char *what;
-    int64_t r, n_q;                /* heads in a group; query heads of one KV head */
-    double *k_cov, *v_cov, *q_cov; /* E[k k^T], E[v v^T] over all heads; E[q q^T] a head each */
-    double complex *pair, *c, *a;  /* [r, r]; [r]; [r] */
-    double *real, *vector;         /* [2r, 2r]; [2r] */
-    double *metric, *t, *b;        /* [r, d, d]; [d, r d]; [r d, d] */
-    double *cov, *work, *work2;    /* [r d, r d] */
-    double *shared;                /* [d, d] */
-    double *product;               /* [n_head d, n_in] */
+    int64_t r, n_q; /* heads in a group; query heads of one KV head */
+    struct fit_cov cov_of;
+    double complex *pair, *c, *a; /* [r, r]; [r]; [r] */
+    double *real, *vector;        /* [2r, 2r]; [2r] */
+    double *metric, *t, *b;       /* [r, d, d]; [d, r d]; [r d, d] */
+    double *cov, *work, *work2;   /* [r d, r d] */
+    double *shared;               /* [d, d] */
     const double *seen;
     double k_loss, k_all, v_loss, v_all;
     struct arena arena;
@@ -77,8 +76,8 @@ static int64_t pair_row(const struct fit *f, int64_t head, int64_t i, bool imagi
 /* w_h C w_h'^H of pair i. */
 static double complex pair_product(const struct fit *f, int64_t i, int64_t h, int64_t g) {
     int64_t n = f->from->n_kv * f->from->head_dim;
-    const double *re = f->k_cov + pair_row(f, h, i, false) * n;
-    const double *im = f->k_cov + pair_row(f, h, i, true) * n;
+    const double *re = f->cov_of.k + pair_row(f, h, i, false) * n;
+    const double *im = f->cov_of.k + pair_row(f, h, i, true) * n;
     int64_t gr = pair_row(f, g, i, false), gi = pair_row(f, g, i, true);
     return re[gr] + im[gi] + I * (im[gr] - re[gi]);
 }
@@ -88,7 +87,7 @@ static double pair_energy(const struct fit *f, int64_t i, int64_t h) {
     int64_t d = f->from->head_dim;
     double e = 0;
     for (int64_t q = h * f->n_q; q < (h + 1) * f->n_q; q++) {
-        const double *cov = f->q_cov + q * d * d;
+        const double *cov = f->cov_of.q + q * d * d;
         int64_t re = pair_row(f, 0, i, false), im = pair_row(f, 0, i, true);
         e += cov[re * d + re] + cov[im * d + im];
     }
@@ -212,16 +211,6 @@ static enum status fit_pair(struct fit *f, int64_t group, int64_t i, double *ene
     return STATUS_OK;
 }
 
-/* s of [n, n] metric m = s^T s, in place. */
-static enum status metric_root(struct fit *f, int64_t n, double *m) {
-    double *vectors = f->work, *values = f->work + n * n;
-    TRY(linalg_eigen(n, m, n, values, vectors, f->what));
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t j = 0; j < n; j++)
-            m[i * n + j] = (values[i] > 0 ? sqrt(values[i]) : 0) * vectors[i * n + j];
-    return STATUS_OK;
-}
-
 /* b = cov t^T (t cov t^T)^-1 for t whose rows are eigenvectors: the inverse is that of `values`. */
 static enum status linear_eigen(struct fit *f, int64_t d) {
     int64_t r = f->r, n = r * d;
@@ -273,7 +262,7 @@ static enum status linear_procrustes(struct fit *f, int64_t d) {
 static enum status fit_linear(struct fit *f, int64_t d, double *loss, double *all) {
     int64_t r = f->r, n = r * d;
     for (int64_t h = 0; h < r; h++)
-        TRY(metric_root(f, d, f->metric + h * d * d));
+        TRY(linalg_root(d, f->metric + h * d * d, f->what));
     for (int64_t i = 0; i < n; i++)
         for (int64_t k = 0; k < d; k++) {
             f->t[k * n + i] = i % d != k ? 0 : f->method == MERGE_FIRST ? i < d : 1.0 / (double)r;
@@ -318,12 +307,12 @@ static enum status fit_tail(struct fit *f, int64_t group) {
     int64_t first = group * f->r;
     if (!n)
         return STATUS_OK;
-    group_cov(f, f->k_cov, first, skip);
+    group_cov(f, f->cov_of.k, first, skip);
     memset(f->metric, 0, (size_t)(f->r * n * n) * sizeof *f->metric);
     for (int64_t q = first * f->n_q; q < (first + f->r) * f->n_q; q++)
         for (int64_t i = 0; i < n * n; i++)
             f->metric[(q / f->n_q - first) * n * n + i] +=
-                f->q_cov[q * d * d + (skip + i / n) * d + skip + i % n];
+                f->cov_of.q[q * d * d + (skip + i / n) * d + skip + i % n];
     TRY(fit_linear(f, n, &f->k_loss, &f->k_all));
     double *k = f->to->k + (group * d + skip) * w;
     for (int64_t h = 0; h < f->r; h++) {
@@ -342,10 +331,11 @@ static enum status fit_values(struct fit *f, int64_t group) {
     if (f->seen) {
         int64_t n = f->r * d;
         const double *v = from->v + first * d * w;
-        linalg_gemm(false, false, n, w, w, v, w, f->seen + group * w * w, w, 0, f->product, w);
-        linalg_gemm(false, true, n, n, w, f->product, w, v, w, 0, f->cov, n);
+        linalg_gemm(false, false, n, w, w, v, w, f->seen + group * w * w, w, 0, f->cov_of.product,
+                    w);
+        linalg_gemm(false, true, n, n, w, f->cov_of.product, w, v, w, 0, f->cov, n);
     } else {
-        group_cov(f, f->v_cov, first, 0);
+        group_cov(f, f->cov_of.v, first, 0);
     }
     for (int64_t q = first * f->n_q; q < (first + f->r) * f->n_q; q++)
         linalg_gemm(true, false, d, d, from->width, from->o + q * d, hd, from->o + q * d, hd,
@@ -359,22 +349,22 @@ static enum status fit_values(struct fit *f, int64_t group) {
     return STATUS_OK;
 }
 
-static enum status covariances(struct fit *f, const double *moment) {
-    const struct attn_weights *w = f->from;
+enum status fit_covariances(const struct attn_weights *w, const double *moment,
+                            const double *v_moment, struct arena *arena, struct fit_cov *out) {
     int64_t d = w->head_dim, n = w->n_in, kv = w->n_kv * d;
-    TRY(doubles(f, w->n_head * d * n, &f->product));
-    double *product = f->product;
-    TRY(doubles(f, kv * kv, &f->k_cov));
-    TRY(doubles(f, kv * kv, &f->v_cov));
-    TRY(doubles(f, w->n_head * d * d, &f->q_cov));
+    TRY(arena_alloc(arena, w->n_head * d * n, 8, &out->product));
+    TRY(arena_alloc(arena, kv * kv, 8, &out->k));
+    TRY(arena_alloc(arena, kv * kv, 8, &out->v));
+    TRY(arena_alloc(arena, w->n_head * d * d, 8, &out->q));
+    double *product = out->product;
     linalg_gemm(false, false, kv, n, n, w->k, n, moment, n, 0, product, n);
-    linalg_gemm(false, true, kv, kv, n, product, n, w->k, n, 0, f->k_cov, kv);
-    linalg_gemm(false, false, kv, n, n, w->v, n, moment, n, 0, product, n);
-    linalg_gemm(false, true, kv, kv, n, product, n, w->v, n, 0, f->v_cov, kv);
+    linalg_gemm(false, true, kv, kv, n, product, n, w->k, n, 0, out->k, kv);
+    linalg_gemm(false, false, kv, n, n, w->v, n, v_moment, n, 0, product, n);
+    linalg_gemm(false, true, kv, kv, n, product, n, w->v, n, 0, out->v, kv);
     linalg_gemm(false, false, w->n_head * d, n, n, w->q, n, moment, n, 0, product, n);
     for (int64_t h = 0; h < w->n_head; h++)
         linalg_gemm(false, true, d, d, n, product + h * d * n, n, w->q + h * d * n, n, 0,
-                    f->q_cov + h * d * d, d);
+                    out->q + h * d * d, d);
     return STATUS_OK;
 }
 
@@ -389,7 +379,7 @@ enum status fit_layer(const struct attn_weights *from, const double *moment, con
     f.r = r;
     f.seen = seen;
     f.n_q = from->n_head / from->n_kv;
-    TRY_OUT(covariances(&f, moment));
+    TRY_OUT(fit_covariances(from, moment, moment, &f.arena, &f.cov_of));
     TRY_OUT(arena_alloc(&f.arena, r * r, size, &f.pair));
     TRY_OUT(arena_alloc(&f.arena, r, size, &f.c));
     TRY_OUT(arena_alloc(&f.arena, r, size, &f.a));

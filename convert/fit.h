@@ -38,4 +38,20 @@ enum status fit_layer(const struct attn_weights *from, const double *moment, con
                       struct rotary rotary, enum merge_method method, struct attn_weights *to,
                       struct fit_error *error, const char *what) MUST_USE;
 
+/* Second moments of a layer's heads: E[k k^T] and E[v v^T] over all KV heads [n_kv d, n_kv d],
+ * E[q q^T] of each query head [n_head, d, d]; those of values under v_moment. */
+struct fit_cov {
+    double *k, *v, *q, *product; /* product: scratch [n_head d, n_in] */
+};
+enum status fit_covariances(const struct attn_weights *w, const double *moment,
+                            const double *v_moment, struct arena *arena,
+                            struct fit_cov *out) MUST_USE;
+
+/* order[]: which KV heads of `from` sit side by side so that groups of neighbours lose least: the
+ * sum over groups of what scores and values lose, in units of the attention output. Swaps from
+ * several starts, the neighbours as they are among them; deterministic by seed. */
+enum status fit_grouping(const struct attn_weights *from, const double *moment,
+                         const double *v_moment, struct rotary rotary, int64_t n_group,
+                         uint64_t seed, int64_t *order, const char *what) MUST_USE;
+
 #endif

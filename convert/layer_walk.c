@@ -103,6 +103,30 @@ static enum status read_weights(struct walk *k, int64_t layer) {
     return STATUS_OK;
 }
 
+/* One role of w into a layer, when the model has it. */
+static enum status set_role(struct one_layer *layer, struct attn_weights *w, enum role role) {
+    if (!config_has_role(&layer->model->config, role))
+        return STATUS_OK;
+    int64_t n = role == ROLE_O ? w->width * w->n_head * w->head_dim : w->width, rows;
+    bool bias = false;
+    if (role != ROLE_O && role != ROLE_O_BIAS) {
+        role_rows(w, role, &rows, &bias);
+        n = rows * (bias ? 1 : w->width);
+    }
+    double *values;
+    TRY(memory_alloc(n, (int64_t)sizeof *values, "weights", &values));
+    role_copy(w, role, values, false);
+    float *single;
+    enum status status = memory_alloc(n, (int64_t)sizeof *single, "weights", &single);
+    if (status == STATUS_OK) {
+        dtype_convert(values, DTYPE_F64, single, DTYPE_F32, n);
+        status = one_layer_set(layer, role, single, n);
+        memory_free(single);
+    }
+    memory_free(values);
+    return status;
+}
+
 /* One role of k->to, rounded as the output file rounds it, into the student; with `write` into the
  * file too. */
 static enum status put_role(struct walk *k, int64_t layer, enum role role, bool write) {
@@ -166,11 +190,11 @@ static enum status add_seen(struct walk *k, int64_t rows) {
     return STATUS_OK;
 }
 
-/* The source's layer over all windows: k->moment, k->mid, and x_teacher moves behind the layer. */
-static enum status teacher_pass(struct walk *k, int64_t layer) {
+/* The source's layer over all windows: k->moment, k->seen; with `advance` also k->mid, and
+ * x_teacher moves behind the layer. */
+static enum status teacher_pass(struct walk *k, bool advance) {
     const struct calibration *c = &k->calib;
     int64_t w = k->from.width, n_in = k->from.n_in, step = k->teacher.n_batch;
-    TRY(one_layer_load(&k->teacher, layer));
     memset(k->moment, 0, (size_t)(n_in * n_in) * sizeof *k->moment);
     if (k->seen)
         memset(k->seen, 0, (size_t)(k->to.n_kv * n_in * n_in) * sizeof *k->seen);
@@ -179,8 +203,8 @@ static enum status teacher_pass(struct walk *k, int64_t layer) {
         int64_t first = at * c->n_seq * w;
         struct layer_io io = {.in = k->x_teacher + first,
                               .normed = k->normed,
-                              .mid = k->mid ? k->mid + first : NULL,
-                              .out = k->x_teacher + first};
+                              .mid = advance && k->mid ? k->mid + first : NULL,
+                              .out = advance ? k->x_teacher + first : NULL};
         TRY(model_layer_run(k->teacher.model, k->teacher.acts, 0, n, c->n_seq, &io));
         widen(k->normed, rows, w, n_in - w, k->wide);
         linalg_gram(rows, n_in, k->wide, k->moment);
@@ -275,6 +299,31 @@ out:
     return status;
 }
 
+/* Heads that should share become neighbours, in the source layer too. */
+static enum status group(struct walk *k, int64_t layer, struct rotary rotary) {
+    const struct convert_options *o = &k->p->options;
+    int64_t n = k->from.n_kv, n_in = k->from.n_in, *order;
+    double *all;
+    enum status status;
+    TRY(arena_alloc(&k->p->arena, n, (int64_t)sizeof *order, &order));
+    TRY(memory_alloc(n_in * n_in, 8, "input moments", &all));
+    for (int64_t g = 0; g < k->to.n_kv; g++)
+        for (int64_t i = 0; i < n_in * n_in && (k->seen || g == 0); i++)
+            all[i] += k->seen ? k->seen[g * n_in * n_in + i] : k->moment[i];
+    TRY_OUT(fit_grouping(&k->from, k->moment, all, rotary, k->to.n_kv, o->seed + (uint64_t)layer,
+                         order, k->what));
+    k->p->layers[layer].order = order;
+    attn_weights_permute(&k->from, order, &k->permuted);
+    struct attn_weights swap = k->from;
+    k->from = k->permuted;
+    k->permuted = swap;
+    for (int i = 0; i < N_ATTENTION && k->calib.n_window; i++)
+        TRY_OUT(set_role(&k->teacher, &k->from, ATTENTION[i]));
+out:
+    memory_free(all);
+    return status;
+}
+
 static enum status fit_one(struct walk *k, int64_t layer) {
     struct convert_plan *p = k->p;
     struct layer_fit *report = &p->layers[layer];
@@ -282,7 +331,13 @@ static enum status fit_one(struct walk *k, int64_t layer) {
     struct fit_error error;
     snprintf(k->what, sizeof k->what, "%s: layer %lld", p->options.from, (long long)layer);
     TRY(read_weights(k, layer));
-    TRY(k->calib.n_window ? teacher_pass(k, layer) : plain_moment(k, layer));
+    if (k->calib.n_window)
+        TRY(one_layer_load(&k->teacher, layer));
+    if (p->options.grouping == GROUPING_FIT) {
+        TRY(k->calib.n_window ? teacher_pass(k, false) : plain_moment(k, layer));
+        TRY(group(k, layer, rotary));
+    }
+    TRY(k->calib.n_window ? teacher_pass(k, true) : plain_moment(k, layer));
     TRY(fit_layer(&k->from, k->moment, k->seen, rotary, p->options.method, &k->to, &error,
                   k->what));
     report->fitted = true;

@@ -4,6 +4,7 @@
 
 #include <cblas.h>
 #include <lapacke.h>
+#include <math.h>
 #include <string.h>
 
 void linalg_gemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const double *a,
@@ -57,6 +58,18 @@ enum status linalg_eigen(int64_t n, double *a, int64_t k, double *values, double
 out:
     memory_free(w);
     memory_free(support);
+    return status;
+}
+
+enum status linalg_root(int64_t n, double *m, const char *what) {
+    double *vectors;
+    TRY(memory_alloc(n * n + n, (int64_t)sizeof *vectors, "root of a metric", &vectors));
+    double *values = vectors + n * n;
+    enum status status = linalg_eigen(n, m, n, values, vectors, what);
+    for (int64_t i = 0; i < n && status == STATUS_OK; i++)
+        for (int64_t j = 0; j < n; j++)
+            m[i * n + j] = (values[i] > 0 ? sqrt(values[i]) : 0) * vectors[i * n + j];
+    memory_free(vectors);
     return status;
 }
 

@@ -15,6 +15,8 @@ void linalg_mirror(int64_t n, double *c);
  * vectors as rows of vectors [k, n]. `what` is for the message. */
 enum status linalg_eigen(int64_t n, double *a, int64_t k, double *values, double *vectors,
                          const char *what) MUST_USE;
+/* Symmetric m [n, n] becomes s with s^T s = m; what is negative in it counts as zero. */
+enum status linalg_root(int64_t n, double *m, const char *what) MUST_USE;
 /* Rows x_j of b [n_row, n] become the solutions of g x_j = b_j; g positive definite, destroyed. */
 enum status linalg_solve(int64_t n, double *g, int64_t n_row, double *b, const char *what) MUST_USE;
 /* The orthogonal matrix nearest to a [n, n] (destroyed), into r: U V^T of a = U S V^T. */

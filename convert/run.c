@@ -120,6 +120,48 @@ static void set_heads(struct json *o, const char *key, const struct model_config
         json_push_number(list, c->n_kv_head[l]);
 }
 
+/* What a fit measured, and on what: enough to do it again. */
+static void write_fit(const struct convert_plan *p, struct json *j) {
+    const struct convert_options *o = &p->options;
+    json_set_string(j, "refit", refit_name(o->refit));
+    json_set_string(j, "grouping", o->grouping == GROUPING_FIT ? "fit" : "contiguous");
+    if (p->calib_used) {
+        char hash[32];
+        snprintf(hash, sizeof hash, "%016" PRIx64, p->calib_hash);
+        struct json *c = json_set_object(j, "calibration");
+        struct json *files = json_set_array(c, "from");
+        for (int64_t i = 0; i < o->n_calibrate; i++)
+            json_push_string(files, o->calibrate[i]);
+        json_set_int(c, "tokens", p->calib_used);
+        json_set_int(c, "windows", p->calib_windows);
+        json_set_int(c, "held_out_windows", p->calib_heldout);
+        json_set_string(c, "ids_fnv1a64", hash);
+    }
+    struct json *layers = NULL;
+    for (int64_t l = 0; l < p->config.n_layer; l++) {
+        const struct layer_fit *f = &p->layers[l];
+        if (!f->fitted)
+            continue;
+        if (!layers)
+            layers = json_set_array(j, "layers");
+        struct json *e = json_push_object(layers);
+        json_set_int(e, "layer", l);
+        json_set_number(e, "k_error", f->k_error);
+        json_set_number(e, "v_error", f->v_error);
+        if (o->refit != REFIT_NONE) {
+            struct json *r = json_set_object(e, "refit");
+            json_set_bool(r, "used", f->refitted);
+            json_set_number(r, "held_out_error_before", f->before);
+            json_set_number(r, "held_out_error_after", f->after);
+        }
+        if (f->order) {
+            struct json *order = json_set_array(e, "kv_head_order");
+            for (int64_t i = 0; i < p->folder->config.n_kv_head[l]; i++)
+                json_push_number(order, (double)f->order[i]);
+        }
+    }
+}
+
 /* Where the model comes from; a conversion of a conversion keeps its past. */
 static enum status write_history(struct convert_plan *p, const char *dir,
                                  const struct text *source) {
@@ -129,8 +171,9 @@ static enum status write_history(struct convert_plan *p, const char *dir,
     enum status status;
     json_set_string(j, "regroup", REGROUP_VERSION);
     json_set_string(j, "method", merge_method_name(o->method));
-    if (o->method == MERGE_RANDOM)
+    if (o->method == MERGE_RANDOM || o->grouping == GROUPING_FIT || p->calib_used)
         json_set_int(j, "seed", (int64_t)o->seed);
+    write_fit(p, j);
     struct json *heads = json_set_object(j, "n_kv_head");
     set_heads(heads, "from", &p->folder->config);
     set_heads(heads, "to", &p->config);

@@ -44,6 +44,9 @@ struct tensor acts_rstd(const struct acts *a, void *data);
  * `add_branch`. With `cache`, keys and values go through it at position cache->length. */
 enum status layer_forward(const struct model *m, struct acts *a, int64_t layer, bool add_branch,
                           struct kv_cache *cache) MUST_USE;
+/* Its first half: up to what o_proj adds to the stream, in `branch`. */
+enum status layer_attend(const struct model *m, struct acts *a, int64_t layer, bool add_branch,
+                         struct kv_cache *cache) MUST_USE;
 /* The attention call of a layer, as the forward makes it and the backward needs it again. */
 struct attention_args layer_attention(const struct model *m, const struct acts *a, int64_t layer,
                                       const struct kv_cache *cache);

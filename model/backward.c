@@ -140,6 +140,15 @@ static enum status attention_bwd(const struct pass *p, int64_t layer) {
     return norm_bwd(p, d_h, acts_rows(a, s->sum1, c->width), at[ROLE_ATTN_NORM], s->rstd1, d_x);
 }
 
+enum status model_layer_attend_bwd(const struct model *m, struct acts *a, int64_t layer,
+                                   const float *d_out, void *grads, const bool *wanted) {
+    struct pass p = {.m = m, .a = a, .grads = grads, .wanted = wanted};
+    struct tensor d_x = acts_rows(a, a->d_x, m->config.width);
+    TRY(m->be->upload(m->be, STREAM_COMPUTE, d_x.data, d_out, tensor_bytes(&d_x)));
+    TRY(attention_bwd(&p, layer));
+    return m->be->sync(m->be, STREAM_COMPUTE);
+}
+
 enum status model_backward(const struct model *m, struct acts *a, void *grads, const bool *wanted) {
     const struct model_config *c = &m->config;
     struct pass p = {.m = m, .a = a, .grads = grads, .wanted = wanted};

@@ -87,16 +87,15 @@ static enum status append(const struct model *m, const struct acts *a, int64_t l
     return m->be->copy_heads(m->be, &args);
 }
 
-enum status layer_forward(const struct model *m, struct acts *a, int64_t layer, bool add_branch,
-                          struct kv_cache *cache) {
+enum status layer_attend(const struct model *m, struct acts *a, int64_t layer, bool add_branch,
+                         struct kv_cache *cache) {
     const struct model_config *c = &m->config;
     struct backend *be = m->be;
     const struct layer_acts *s = &a->layers[layer];
     const int64_t *at = m->layer_index[layer];
     int64_t w = c->width, d = c->head_dim, n_kv = c->n_kv_head[layer];
     int64_t row = (c->n_head + 2 * n_kv) * d;
-    struct tensor none = {0}, sum1 = acts_rows(a, s->sum1, w), sum2 = acts_rows(a, s->sum2, w);
-    struct tensor h1 = acts_rows(a, s->h1, w), h2 = acts_rows(a, s->h2, w);
+    struct tensor none = {0}, sum1 = acts_rows(a, s->sum1, w), h1 = acts_rows(a, s->h1, w);
     struct tensor branch = acts_rows(a, a->branch, w), qkv = acts_rows(a, s->qkv, row);
     struct tensor before = add_branch ? acts_rows(a, a->layers[layer - 1].sum2, w) : sum1;
 
@@ -125,7 +124,19 @@ enum status layer_forward(const struct model *m, struct acts *a, int64_t layer, 
     }
     TRY(be->attention(be, &attention));
     bias = c->o_bias ? weight(m, at[ROLE_O_BIAS]) : none;
-    TRY(linear(m, acts_rows(a, s->att, c->n_head * d), weight(m, at[ROLE_O]), bias, branch));
+    return linear(m, acts_rows(a, s->att, c->n_head * d), weight(m, at[ROLE_O]), bias, branch);
+}
+
+enum status layer_forward(const struct model *m, struct acts *a, int64_t layer, bool add_branch,
+                          struct kv_cache *cache) {
+    const struct model_config *c = &m->config;
+    struct backend *be = m->be;
+    const struct layer_acts *s = &a->layers[layer];
+    const int64_t *at = m->layer_index[layer];
+    int64_t w = c->width;
+    struct tensor none = {0}, sum1 = acts_rows(a, s->sum1, w), sum2 = acts_rows(a, s->sum2, w);
+    struct tensor h2 = acts_rows(a, s->h2, w), branch = acts_rows(a, a->branch, w);
+    TRY(layer_attend(m, a, layer, add_branch, cache));
     TRY(norm(m, sum1, branch, at[ROLE_FFN_NORM], sum2, h2, acts_rstd(a, s->rstd2)));
     struct swiglu_args swiglu = {.gate_up = acts_rows(a, s->gate_up, 2 * c->n_ff),
                                  .out = acts_rows(a, s->ff, c->n_ff)};

@@ -8,9 +8,8 @@ static enum status fetch(const struct acts *a, const void *from, int64_t cols, f
     return a->be->download(a->be, STREAM_COMPUTE, to, rows.data, tensor_bytes(&rows));
 }
 
-enum status model_layer_run(const struct model *m, struct acts *a, int64_t layer, int64_t n_batch,
-                            int64_t n_seq, const struct layer_io *io) {
-    const struct model_config *c = &m->config;
+static enum status put_stream(const struct model *m, struct acts *a, int64_t layer, int64_t n_batch,
+                              int64_t n_seq, const float *in) {
     int64_t n_row;
     if (m->dtype != DTYPE_F32 || a->mode == ACTS_INFER || !size_mul(n_batch, n_seq, &n_row) ||
         n_row < 1 || n_row > a->max_row)
@@ -18,12 +17,19 @@ enum status model_layer_run(const struct model *m, struct acts *a, int64_t layer
                            "a layer alone: needs F32, buffers of a training mode, and at most %lld "
                            "tokens, not %lld x %lld",
                            (long long)a->max_row, (long long)n_batch, (long long)n_seq);
-    struct backend *be = m->be;
-    struct layer_acts *s = &a->layers[layer];
     a->n_batch = n_batch;
     a->n_seq = n_seq;
-    struct tensor x = acts_rows(a, s->sum1, c->width), mid = acts_rows(a, s->sum2, c->width);
-    TRY(be->upload(be, STREAM_COMPUTE, x.data, io->in, tensor_bytes(&x)));
+    struct tensor x = acts_rows(a, a->layers[layer].sum1, m->config.width);
+    return m->be->upload(m->be, STREAM_COMPUTE, x.data, in, tensor_bytes(&x));
+}
+
+enum status model_layer_run(const struct model *m, struct acts *a, int64_t layer, int64_t n_batch,
+                            int64_t n_seq, const struct layer_io *io) {
+    const struct model_config *c = &m->config;
+    struct backend *be = m->be;
+    const struct layer_acts *s = &a->layers[layer];
+    TRY(put_stream(m, a, layer, n_batch, n_seq, io->in));
+    struct tensor mid = acts_rows(a, s->sum2, c->width);
     TRY(layer_forward(m, a, layer, false, NULL));
     TRY(fetch(a, s->h1, c->width, io->normed));
     TRY(fetch(a, s->att, c->n_head * c->head_dim, io->heads));
@@ -55,5 +61,13 @@ enum status model_layer_seen(const struct model *m, struct acts *a, int64_t laye
     args.lse = NULL;
     TRY(m->be->attention(m->be, &args));
     TRY(fetch(a, s->att, c->n_head * c->head_dim, out));
+    return m->be->sync(m->be, STREAM_COMPUTE);
+}
+
+enum status model_layer_attend(const struct model *m, struct acts *a, int64_t layer,
+                               int64_t n_batch, int64_t n_seq, const float *in, float *out) {
+    TRY(put_stream(m, a, layer, n_batch, n_seq, in));
+    TRY(layer_attend(m, a, layer, false, NULL));
+    TRY(fetch(a, a->branch, m->config.width, out));
     return m->be->sync(m->be, STREAM_COMPUTE);
 }

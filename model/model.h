@@ -111,6 +111,14 @@ enum status model_layer_run(const struct model *m, struct acts *a, int64_t layer
  * the normed input, weighted by its attention: out [n_batch * n_seq, n_head * head_dim]. */
 enum status model_layer_seen(const struct model *m, struct acts *a, int64_t layer, int64_t first,
                              float *out) MUST_USE;
+/* Attention alone, as a function of its weights: what it adds to the stream `in`, and then the
+ * gradients of them for d_out (both [n_batch * n_seq, width], host) added to `grads`, a device
+ * buffer laid out like m->data, as far as `wanted` (NULL: all). */
+enum status model_layer_attend(const struct model *m, struct acts *a, int64_t layer,
+                               int64_t n_batch, int64_t n_seq, const float *in,
+                               float *out) MUST_USE;
+enum status model_layer_attend_bwd(const struct model *m, struct acts *a, int64_t layer,
+                                   const float *d_out, void *grads, const bool *wanted) MUST_USE;
 struct tensor acts_hidden(const struct acts *a);
 struct tensor acts_d_hidden(const struct acts *a); /* where the loss puts d hidden */
 struct tensor model_head(const struct model *m);   /* [n_vocab, width], tied or not */
