@@ -12,7 +12,7 @@
 
 enum status path_join(struct arena *a, const char *dir, const char *name, char **out) {
     size_t n = strlen(dir);
-    return arena_printf(a, out, n && dir[n - 1] == '/' ? "%s%s" : "%s/%s", dir, name);
+    return arena_printf(a, out, !n || dir[n - 1] == '/' ? "%s%s" : "%s/%s", dir, name);
 }
 
 const char *path_base(const char *path) {
@@ -40,8 +40,10 @@ enum status path_mkdirs(const char *path) {
         char saved = c[0] == '/' ? '/' : 0;
         if (saved)
             *c = 0;
-        if (mkdir(p, 0777) != 0 && !(errno == EEXIST && path_is_dir(p)))
+        if (mkdir(p, 0777) != 0 && errno != EEXIST)
             status = status_errno("cannot create folder %s", p);
+        else if (!path_is_dir(p))
+            status = status_fail(STATUS_FAILED, "cannot create folder %s: a file has that name", p);
         if (saved)
             *c = saved;
     }
@@ -249,8 +251,34 @@ out:
     return status;
 }
 
+/* A device or pipe is written to; a file of that name in its place would destroy it. */
+static enum status write_through(const char *path, const char *bytes, int64_t n) {
+    enum status status = STATUS_OK;
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return status_errno("cannot open %s", path);
+    while (n > 0 && status == STATUS_OK) {
+        ssize_t put = write(fd, bytes, (size_t)size_min(n, 1 << 30));
+        if (put >= 0) {
+            bytes += put;
+            n -= put;
+        } else if (errno != EINTR) {
+            status = status_errno("cannot write %s", path);
+        }
+    }
+    if (close(fd) != 0 && status == STATUS_OK)
+        status = status_errno("cannot write %s", path);
+    return status;
+}
+
 enum status file_write(const char *path, const void *bytes, int64_t n) {
-    return write_aside(path, bytes, n, NULL);
+    struct stat st;
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode))
+        return write_through(path, bytes, n);
+    char *target = lstat(path, &st) == 0 && S_ISLNK(st.st_mode) ? realpath(path, NULL) : NULL;
+    enum status status = write_aside(target ? target : path, bytes, n, NULL);
+    free(target);
+    return status;
 }
 
 enum status file_copy(const char *from, const char *to) {

@@ -28,7 +28,8 @@ enum status file_read(const char *path, int64_t max_bytes, struct text *out) MUS
 enum status file_pread(int fd, const char *path, void *dst, int64_t n, int64_t offset) MUST_USE;
 enum status file_pwrite(int fd, const char *path, const void *src, int64_t n,
                         int64_t offset) MUST_USE;
-/* Temporary name, write, fsync, rename, fsync of the folder. */
+/* Temporary name, write, fsync, rename, fsync of the folder. A link stays and its target is
+ * replaced; a device or pipe is written to. */
 enum status file_write(const char *path, const void *bytes, int64_t n) MUST_USE;
 enum status file_copy(const char *from, const char *to) MUST_USE; /* the same guarantees */
 /* Remove the "<final_path>.partial-PID" that killed processes left; the next write of the same
@@ -38,7 +39,7 @@ enum status dir_sync(const char *dir) MUST_USE; /* fsync of a folder */
 
 /* A folder built aside ("OUT.partial-PID") and published by one rename. An existing `final` is
  * refused unless `force`; then the two are exchanged atomically (renameat2) and the old one, if
- * it is a folder that we recognise as a model or run of ours or is empty, removed. A leftover
+ * it is a folder with a model in it or is empty, removed. A leftover
  * .partial-* of a dead process is removed when the same `final` is staged again. */
 struct staging {
     char *final_path, *path; /* owned; write into `path` */

@@ -41,10 +41,10 @@ enum status dir_remove(const char *path) {
     return remove_at(AT_FDCWD, path, path);
 }
 
-/* May --force replace it? Only what looks like ours: an empty folder, a model or a run. */
+/* May --force replace it? Only an empty folder or a model; many a folder has a config.json. */
 static enum status replaceable(const char *path) {
-    static const char *const marks[] = {"regroup.json", "config.json",          "run.json",
-                                        "state.json",   "config.resolved.json", "log.jsonl"};
+    static const char *const marks[] = {"regroup.json", "model.safetensors",
+                                        "model.safetensors.index.json"};
     struct arena arena = {0};
     char **names;
     int64_t n;
@@ -58,9 +58,7 @@ static enum status replaceable(const char *path) {
             ours |= !strcmp(names[i], marks[m]);
     if (status == STATUS_OK && !ours)
         status = status_fail(STATUS_FAILED,
-                             "%s holds neither a model nor a run; refusing to replace it even "
-                             "with --force",
-                             path);
+                             "%s holds no model; refusing to replace it even with --force", path);
     arena_free(&arena);
     return status;
 }
@@ -102,6 +100,12 @@ enum status staging_open(const char *final_path, bool force, struct staging *out
         goto out;
     }
     bool exists = path_exists(trimmed);
+    char *target = exists && path_is_dir(trimmed) ? realpath(trimmed, NULL) : NULL;
+    if (target) { /* a link to a folder stays: what it leads to is replaced */
+        status = arena_strdup(&arena, target, &trimmed);
+        free(target);
+        TRY_OUT(status);
+    }
     if (exists && !force) {
         status = status_fail(STATUS_FAILED, "%s exists; give another output or --force", trimmed);
         goto out;

@@ -16,8 +16,8 @@ enum status status_fail(enum status code, const char *fmt, ...) {
     vsnprintf(fresh, sizeof fresh, fmt, args);
     va_end(args);
     memcpy(message, fresh, sizeof message);
-    for (char *c = message; *c; c++) /* one line, whatever a file's name or key contains */
-        if (*c == '\n' || *c == '\r')
+    for (char *c = message; *c; c++) /* one plain line, whatever a name or key contains */
+        if ((unsigned char)*c < 0x20 || *c == 0x7f)
             *c = ' ';
     return code;
 }

@@ -164,10 +164,10 @@ static void staging_is_all_or_nothing(void **state) {
     assert_int_equal(path_join(&arena, root, "sub/out", &out), STATUS_OK);
     assert_int_equal(staging_open(out, false, &s), STATUS_OK);
     assert_false(path_exists(out));
-    assert_int_equal(path_join(&arena, s.path, "config.json", &file), STATUS_OK);
+    assert_int_equal(path_join(&arena, s.path, "regroup.json", &file), STATUS_OK);
     assert_int_equal(file_write(file, "{}", 2), STATUS_OK);
     assert_int_equal(staging_commit(&s), STATUS_OK);
-    assert_int_equal(path_join(&arena, out, "config.json", &file), STATUS_OK);
+    assert_int_equal(path_join(&arena, out, "regroup.json", &file), STATUS_OK);
     assert_true(path_exists(file));
 
     assert_int_equal(staging_open(out, false, &s), STATUS_FAILED); /* exists */
