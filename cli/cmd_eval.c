@@ -1,6 +1,7 @@
 /* regroup eval: perplexity, divergence from a teacher, KV-cache bytes and speed of models. */
 #include "cli/commands.h"
 #include "cli/eval_args.h"
+#include "core/file.h"
 #include "core/log.h"
 #include "core/parallel.h"
 
@@ -115,6 +116,10 @@ enum status cmd_eval(int argc, char **argv) {
         status = status_fail(STATUS_USAGE,
                              "expected a model and --text or --tokens (perplexity) or --context "
                              "(speed); see 'regroup eval --help'");
+        goto out;
+    }
+    if (json_path && path_is_dir(json_path)) { /* before the work, not after it */
+        status = status_fail(STATUS_FAILED, "%s is a folder; --json needs a file", json_path);
         goto out;
     }
     if (threads)

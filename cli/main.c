@@ -3,7 +3,9 @@
 #include "cli/commands.h"
 #include "core/parallel.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -33,30 +35,44 @@ static void print_help(void) {
            "Exit codes: 0 done, 1 failed, 2 wrong usage.\n");
 }
 
+/* Started with stdout or stderr closed, the next file opened would take its number and be printed
+ * into. Read-only: printing still fails. */
+static void keep_standard_files(void) {
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDONLY) < 0)
+            return;
+}
+
+static int finish(const char *label, enum status status) {
+    if (status == STATUS_OK && (fflush(stdout) || ferror(stdout)))
+        status = status_errno("cannot write the result to stdout");
+    if (status != STATUS_OK)
+        fprintf(stderr, "%s: %s\n", label, status_message());
+    return status == STATUS_OK ? 0 : status == STATUS_USAGE ? 2 : 1;
+}
+
 int main(int argc, char **argv) {
     parallel_prepare(argv);
     signal(SIGXFSZ, SIG_IGN); /* a file-size limit is then an error like a full disk */
+    keep_standard_files();
     if (argc < 2) {
-        print_help();
+        fprintf(stderr, "regroup: expected a command; 'regroup --help' lists them\n");
         return 2;
     }
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
-        print_help();
-        return fflush(stdout) ? 1 : 0;
-    }
-    if (!strcmp(argv[1], "--version")) {
-        printf("regroup %s\n", REGROUP_VERSION);
-        return fflush(stdout) ? 1 : 0;
+    bool help = !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help");
+    if (help || !strcmp(argv[1], "--version")) {
+        if (help)
+            print_help();
+        else
+            printf("regroup %s\n", REGROUP_VERSION);
+        return finish("regroup", STATUS_OK);
     }
     for (int i = 0; commands[i].name; i++) {
         if (strcmp(argv[1], commands[i].name))
             continue;
-        enum status status = commands[i].run(argc - 1, argv + 1);
-        if (status == STATUS_OK && (fflush(stdout) || ferror(stdout)))
-            status = status_errno("cannot write the result to stdout");
-        if (status != STATUS_OK)
-            fprintf(stderr, "regroup %s: %s\n", commands[i].name, status_message());
-        return status == STATUS_OK ? 0 : status == STATUS_USAGE ? 2 : 1;
+        char label[32];
+        snprintf(label, sizeof label, "regroup %s", commands[i].name);
+        return finish(label, commands[i].run(argc - 1, argv + 1));
     }
     fprintf(stderr, "regroup: unknown command '%s'; 'regroup --help' lists them\n", argv[1]);
     return 2;

@@ -178,11 +178,12 @@ static enum status load(struct run *r, const struct json *config, const char *wh
     r->train = json_get(config, "train");
     if (r->train && json_is_null(r->train))
         r->train = NULL;
-    if (!r->model || !r->out || !r->kv_heads.n)
+    bool model = r->model && *r->model, out = r->out && *r->out; /* out "" would be the root */
+    if (!model || !out || !r->kv_heads.n)
         return status_fail(STATUS_USAGE, "%s: key '%s' is missing; see 'regroup run --help'", what,
-                           !r->model ? "model"
-                           : !r->out ? "out"
-                                     : "kv_heads");
+                           !model ? "model"
+                           : !out ? "out"
+                                  : "kv_heads");
     if (!r->name)
         r->name = path_base(r->out);
     TRY(eval_args_resolve(&r->eval));

@@ -180,6 +180,8 @@ static enum status parse_window(const struct json *j, const char *what, const st
     }
     const struct json *types = json_get(j, "layer_types");
     const char *expected = c->sliding_window ? "sliding_attention" : "full_attention";
+    if (!absent(types) && !json_is_array(types))
+        return refuse(what, "layer_types", types, "an array of one kind of layer");
     for (const struct json *t = json_first(types); t; t = json_next(t))
         if (!json_string(t) || strcmp(json_string(t), expected))
             return refuse(what, "layer_types", t, expected);
@@ -333,6 +335,10 @@ enum status model_config_load(const char *dir, struct model_config *out) {
     struct json *j = NULL;
     char *path;
     enum status status;
+    if (path_exists(dir) && !path_is_dir(dir)) {
+        status = status_fail(STATUS_FAILED, "%s is a file; give the folder that holds it", dir);
+        goto out;
+    }
     TRY_OUT(path_join(&arena, dir, "config.json", &path));
     TRY_OUT(json_load(path, &j));
     TRY_OUT(model_config_parse(j, path, out));
