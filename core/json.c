@@ -2,6 +2,7 @@
 #include "core/json.h"
 
 #include "core/file.h"
+#include "core/utf8.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -48,6 +49,10 @@ enum status json_parse(const char *text, int64_t n, const char *what, struct jso
     *out = NULL;
     if (n == 0)
         return status_fail(STATUS_FAILED, "%s: empty; expected JSON", what);
+    int64_t invalid = utf8_find_invalid(text, n);
+    if (invalid >= 0)
+        return status_fail(STATUS_FAILED, "%s: not valid JSON: invalid UTF-8 at byte %lld", what,
+                           (long long)invalid);
     for (int64_t i = 0; i < n; i++) /* JSON's own rule; cJSON would let a NUL end a key early */
         if ((unsigned char)text[i] < 0x20 && !strchr("\t\n\r", text[i] ? text[i] : 1))
             return status_fail(STATUS_FAILED,
@@ -284,6 +289,27 @@ static struct json *attach(struct json *parent, const char *key, cJSON *item) {
     return (struct json *)item;
 }
 
+/* Names of files may be any bytes, JSON is UTF-8: what is not becomes U+FFFD. */
+static cJSON *string(const char *v) {
+    struct text text = {0};
+    enum status status = STATUS_OK;
+    cJSON *item = NULL;
+    if (!v)
+        return cJSON_CreateNull();
+    for (int64_t bad; status == STATUS_OK; v += bad + 1) {
+        bad = utf8_find_invalid(v, (int64_t)strlen(v));
+        if (bad < 0)
+            break;
+        status = text_add(&text, v, bad);
+        if (status == STATUS_OK)
+            status = text_puts(&text, "\xef\xbf\xbd");
+    }
+    if (status == STATUS_OK && text_puts(&text, v) == STATUS_OK)
+        item = cJSON_CreateString(text.data);
+    text_free(&text);
+    return item;
+}
+
 static cJSON *number(double v) {
     return isfinite(v) ? cJSON_CreateNumber(v) : cJSON_CreateNull();
 }
@@ -297,7 +323,7 @@ struct json *json_array(void) {
 }
 
 void json_set_string(struct json *o, const char *key, const char *v) {
-    attach(o, key, v ? cJSON_CreateString(v) : cJSON_CreateNull());
+    attach(o, key, string(v));
 }
 
 void json_set_number(struct json *o, const char *key, double v) {
@@ -325,7 +351,7 @@ void json_set_copy(struct json *o, const char *key, const struct json *v) {
 }
 
 void json_push_string(struct json *a, const char *v) {
-    attach(a, NULL, v ? cJSON_CreateString(v) : cJSON_CreateNull());
+    attach(a, NULL, string(v));
 }
 
 void json_push_number(struct json *a, double v) {

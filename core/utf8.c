@@ -1,5 +1,5 @@
 /* Well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF. */
-#include "data/utf8.h"
+#include "core/utf8.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* UTF-8: validation once at the edge, cheap stepping afterwards. */
-#ifndef REGROUP_DATA_UTF8_H
-#define REGROUP_DATA_UTF8_H
+#ifndef REGROUP_CORE_UTF8_H
+#define REGROUP_CORE_UTF8_H
 
 #include <stdint.h>
 

@@ -1,7 +1,7 @@
 /* Symbols in a linked list, candidate merges in a heap (as SentencePiece and Hugging Face do). */
 #include "data/bpe.h"
 
-#include "data/utf8.h"
+#include "core/utf8.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* The normalizers of tokenizer.json. Unicode forms come from utf8proc, line by line, and only for
  * lines that hold a character that could change. */
+#include "core/utf8.h"
 #include "data/tokenizer_internal.h"
-#include "data/utf8.h"
 
 #include <stdlib.h>
 #include <string.h>

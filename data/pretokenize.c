@@ -1,7 +1,7 @@
 /* The pre-tokenizers of tokenizer.json: each step splits a piece and hands the parts to the next;
  * the last parts are the words that the merges work on. */
+#include "core/utf8.h"
 #include "data/tokenizer_internal.h"
-#include "data/utf8.h"
 
 #include <string.h>
 

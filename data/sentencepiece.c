@@ -1,6 +1,6 @@
 /* SentencePiece's normalizer, and its text -> ids. */
+#include "core/utf8.h"
 #include "data/tokenizer_internal.h"
-#include "data/utf8.h"
 
 #include <string.h>
 

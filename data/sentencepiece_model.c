@@ -1,7 +1,7 @@
 /* SentencePiece's tokenizer.model: a reader for the few protobuf fields that matter. Field numbers
  * are those of sentencepiece_model.proto. */
+#include "core/utf8.h"
 #include "data/tokenizer_internal.h"
-#include "data/utf8.h"
 
 #include <math.h>
 #include <stdlib.h>

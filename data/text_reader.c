@@ -1,8 +1,8 @@
 /* Documents out of text files: .jsonl has one a line, any other name is one; gzip with .gz. */
 #include "core/file.h"
 #include "core/json.h"
+#include "core/utf8.h"
 #include "data/tokens.h"
-#include "data/utf8.h"
 
 #include <string.h>
 #include <zlib.h>

@@ -1,6 +1,6 @@
 /* Text -> added tokens and pieces -> normalizer -> splits -> merges -> ids, and ids -> bytes. */
+#include "core/utf8.h"
 #include "data/tokenizer_internal.h"
-#include "data/utf8.h"
 
 #include "core/file.h"
 

@@ -1,7 +1,7 @@
 /* Hugging Face tokenizer.json of type BPE. "truncation" and "padding" are left alone: they are how
  * the file was last used, not what the tokenizer is. */
+#include "core/utf8.h"
 #include "data/tokenizer_internal.h"
-#include "data/utf8.h"
 
 #include <stdio.h>
 #include <string.h>
