@@ -51,6 +51,7 @@ ROUTE(copy_heads, copy_heads, true)
 ROUTE(swiglu, swiglu, fast(a->out.dtype))
 ROUTE(swiglu_bwd, swiglu_bwd, fast(a->d_out.dtype))
 ROUTE(add, add, fast(a->out.dtype))
+ROUTE(difference, difference, fast(a->out.dtype))
 ROUTE(head_loss, head_loss,
       fast(a->hidden.dtype) && (!a->teacher_hidden.data || fast(a->teacher_hidden.dtype)))
 ROUTE(adamw, adamw, fast(a->param.dtype))
@@ -58,9 +59,11 @@ ROUTE(sum_squares, sum_squares, fast(a->x.dtype))
 ROUTE(cast, cast, dtype_is_float(a->x.dtype) && dtype_is_float(a->out.dtype))
 
 void cpu_fill_fast(struct backend *be, enum cpu_isa isa) {
-    struct backend *f = &((struct cpu_state *)be->state)->fast;
+    struct cpu_state *s = be->state;
+    struct backend *f = &s->fast;
     if (isa == ISA_REF)
         return;
+    s->gemv = isa == ISA_AVX512 ? gemv_avx512 : gemv_avx2;
 #define CPU_CHOOSE(op, args)                                                                       \
     f->op = isa == ISA_AVX512 ? op##_avx512 : op##_avx2;                                           \
     be->op = cpu_##op;

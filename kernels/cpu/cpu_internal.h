@@ -28,6 +28,8 @@ struct cpu_state { /* what backend.state points to */
     int64_t scratch_bytes[SCRATCH_COUNT];
     struct backend reference; /* the slots before they were overridden, for rarer dtypes */
     struct backend fast;      /* their replacements, for F32 and BF16 */
+    /* matmul with one row in a and trans_b; NULL without SIMD. */
+    enum status (*gemv)(struct backend *, const struct matmul_args *) MUST_USE;
     void *matmul; /* oneDNN's engine and cached primitives (cpu_matmul.c), NULL in cpu-ref */
     void (*matmul_close)(void *matmul);
 };
@@ -50,6 +52,7 @@ enum status cpu_scratch(struct backend *be, enum cpu_scratch_use use, int64_t by
     X(swiglu, swiglu)                                                                              \
     X(swiglu_bwd, swiglu_bwd)                                                                      \
     X(add, add)                                                                                    \
+    X(difference, difference)                                                                      \
     X(head_loss, head_loss)                                                                        \
     X(adamw, adamw)                                                                                \
     X(sum_squares, sum_squares)                                                                    \
@@ -58,6 +61,7 @@ enum status cpu_scratch(struct backend *be, enum cpu_scratch_use use, int64_t by
     enum status op##_avx2(struct backend *, const struct args##_args *) MUST_USE;                  \
     enum status op##_avx512(struct backend *, const struct args##_args *) MUST_USE;
 CPU_FAST_OPS(CPU_DECLARE)
+CPU_DECLARE(gemv, matmul)
 
 /* Puts the fast ops of the best instruction set that the machine has, and that the environment's
  * REGROUP_ISA (ref, avx2, avx512) allows, into the table. */

@@ -216,6 +216,8 @@ enum status cpu_matmul(struct backend *be, const struct matmul_args *a) {
         return s->reference.matmul(be, a);
     if (!a->c.shape[0] || !a->c.shape[1])
         return STATUS_OK;
+    if (a->c.shape[0] == 1 && a->trans_b && s->gemv)
+        return s->gemv(be, a);
     return a->a.dtype == DTYPE_F32 || mm->native_bf16 ? product(be, a) : widened(be, a);
 }
 
