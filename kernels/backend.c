@@ -31,7 +31,7 @@ static enum status check_slots(const struct backend *be) {
         SLOT(rmsnorm), SLOT(embed_bwd),  SLOT(matmul),    SLOT(bias_bwd),    SLOT(rope),
         SLOT(add),     SLOT(copy_heads), SLOT(swiglu),    SLOT(attention),   SLOT(attention_bwd),
         SLOT(adamw),   SLOT(swiglu_bwd), SLOT(head_loss), SLOT(sum_squares), SLOT(rmsnorm_bwd),
-        SLOT(cast),
+        SLOT(cast),    SLOT(difference),
     };
 #undef SLOT
     for (size_t i = 0; i < sizeof slots / sizeof *slots; i++)

@@ -132,6 +132,13 @@ struct add_args {
     struct tensor a, b, out; /* same shape and dtype */
 };
 
+/* out = scale * (a - b) elementwise; out may alias either. The gradient of a squared error, whose
+ * sum_squares is the error itself. */
+struct difference_args {
+    struct tensor a, b, out; /* same shape and dtype */
+    double scale;
+};
+
 /* The output head and its loss in one, over tiles: tokens x vocabulary is never stored for the
  * whole batch.
  *   logits = hidden head^T,   nll = logsumexp(logits) - logits[target]
@@ -207,6 +214,7 @@ struct backend {
     BACKEND_OP(swiglu);
     BACKEND_OP(swiglu_bwd);
     BACKEND_OP(add);
+    BACKEND_OP(difference);
     BACKEND_OP(head_loss);
     BACKEND_OP(adamw);
     BACKEND_OP(sum_squares);

@@ -118,6 +118,10 @@ struct tensor acts_rstd(const struct acts *a, void *data) {
     return tensor_1d(a->grad_dtype, data, a->n_batch * a->n_seq);
 }
 
+struct tensor acts_layer_input(const struct acts *a, int64_t layer) {
+    return acts_rows(a, a->layers[layer].sum1, a->width);
+}
+
 struct tensor acts_hidden(const struct acts *a) {
     return acts_rows(a, a->hidden, a->width);
 }

@@ -140,6 +140,14 @@ static enum status attention_bwd(const struct pass *p, int64_t layer) {
     return norm_bwd(p, d_h, acts_rows(a, s->sum1, c->width), at[ROLE_ATTN_NORM], s->rstd1, d_x);
 }
 
+enum status model_attention_branch_bwd(const struct model *m, struct acts *a, int64_t layer,
+                                       void *grads, const bool *wanted) {
+    struct pass p = {.m = m, .a = a, .grads = grads, .wanted = wanted};
+    struct tensor d_out = acts_d_hidden(a);
+    TRY(m->be->copy(m->be, a->d_x, d_out.data, tensor_bytes(&d_out)));
+    return attention_bwd(&p, layer);
+}
+
 enum status model_layer_attend_bwd(const struct model *m, struct acts *a, int64_t layer,
                                    const float *d_out, void *grads, const bool *wanted) {
     struct pass p = {.m = m, .a = a, .grads = grads, .wanted = wanted};

@@ -119,6 +119,16 @@ enum status model_layer_attend(const struct model *m, struct acts *a, int64_t la
                                float *out) MUST_USE;
 enum status model_layer_attend_bwd(const struct model *m, struct acts *a, int64_t layer,
                                    const float *d_out, void *grads, const bool *wanted) MUST_USE;
+/* The same in device memory and any dtype, for acts of a training mode. `in`: the stream,
+ * [n_batch * n_seq, width]; the branch stands in *out until the next call with these acts. Then the
+ * gradient for what the caller puts into acts_d_hidden(). */
+enum status model_attention_branch(const struct model *m, struct acts *a, int64_t layer,
+                                   int64_t n_batch, int64_t n_seq, struct tensor in,
+                                   struct tensor *out) MUST_USE;
+enum status model_attention_branch_bwd(const struct model *m, struct acts *a, int64_t layer,
+                                       void *grads, const bool *wanted) MUST_USE;
+/* The stream that entered a layer in the latest forward (training modes). */
+struct tensor acts_layer_input(const struct acts *a, int64_t layer);
 struct tensor acts_hidden(const struct acts *a);
 struct tensor acts_d_hidden(const struct acts *a); /* where the loss puts d hidden */
 struct tensor model_head(const struct model *m);   /* [n_vocab, width], tied or not */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 static const char *const all_parameters[] = {"all"};
+static const char *const attention_parameters[] = {"attention"};
 
 struct train_config train_config_default(void) {
     return (struct train_config){
@@ -37,6 +38,10 @@ struct train_config train_config_default(void) {
     };
 }
 
+bool train_config_is_layerwise(const struct train_config *c) {
+    return !strcmp(c->objective, "attention");
+}
+
 #define ENTRY(name, kind, field, text, ...)                                                        \
     { .key = name, .type = kind, .value = &c->field, .help = text, __VA_ARGS__ }
 #define TEXT(name, field, text, among) ENTRY(name, OPTION_STRING, field, text, .choices = among)
@@ -49,9 +54,11 @@ struct train_config train_config_default(void) {
 int train_config_options(struct train_config *c, struct option *options) {
     const double big = 1e9;
     const struct option table[] = {
-        TEXT("objective", objective, "what is minimised", "distill|ce|pretrain"),
-        TEXT("teacher", teacher, "model folder the student learns from (distill)", NULL),
-        TEXT("student", student, "model folder that is trained (distill, ce)", NULL),
+        TEXT("objective", objective,
+             "what is minimised; attention: the error of each layer's attention, alone",
+             "distill|attention|ce|pretrain"),
+        TEXT("teacher", teacher, "model folder the student learns from (distill, attention)", NULL),
+        TEXT("student", student, "model folder that is trained (distill, attention, ce)", NULL),
         TEXT("model_config", model_config,
              "folder with config.json, and a tokenizer, of the new model (pretrain)", NULL),
         TEXT("tokenizer", tokenizer,
@@ -80,7 +87,8 @@ int train_config_options(struct train_config *c, struct option *options) {
         REAL("distill.temperature", temperature,
              "of both distributions in KL, which is scaled by its square", 0.01, 100),
         LIST("trainable", trainable,
-             "all, attention, or patterns of tensor names like *k_proj* (the rest stays)"),
+             "all, attention, or patterns of tensor names like *k_proj* (the rest stays); with "
+             "objective attention only attention"),
         TEXT("dtype", dtype, "compute type; master weights are f32 (f64: slow, for checks)",
              "f32|bf16|f64"),
         FLAG("recompute", recompute,
@@ -109,6 +117,9 @@ enum status train_config_parse(const struct json *object, const char *what,
     TRY(options_parse_json(options, n, object, what, ignored, arena));
     for (int64_t i = 0; assignments && i < assignments->n; i++)
         TRY(options_set(options, n, assignments->items[i], arena));
+    if (train_config_is_layerwise(out) &&
+        (const char *const *)out->trainable.items == all_parameters)
+        out->trainable = (struct string_list){(const char **)attention_parameters, 1};
     return train_config_check(out, what);
 }
 
@@ -141,7 +152,7 @@ enum status train_config_check(const struct train_config *c, const char *what) {
     } else {
         TRY(need(c, what, "student", c->student));
     }
-    if (!strcmp(c->objective, "distill"))
+    if (!strcmp(c->objective, "distill") || train_config_is_layerwise(c))
         TRY(need(c, what, "teacher", c->teacher));
     if (c->train.n < 1)
         return need(c, what, "data.train", NULL);

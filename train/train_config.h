@@ -7,7 +7,7 @@
 #include "core/tensor.h"
 
 struct train_config {
-    const char *objective;                                          /* distill | ce | pretrain */
+    const char *objective; /* distill | attention | ce | pretrain */
     const char *teacher, *student, *model_config, *tokenizer, *out; /* NULL or "": not given */
     struct string_list train, heldout;                              /* text or token files */
     bool rows;
@@ -30,6 +30,8 @@ struct train_config {
 enum { TRAIN_CONFIG_OPTIONS = 48 };
 
 struct train_config train_config_default(void);
+/* Objective "attention": each layer's attention branch on its own, not the whole model. */
+bool train_config_is_layerwise(const struct train_config *c);
 /* The table over *c; fills options[TRAIN_CONFIG_OPTIONS] and returns how many. */
 int train_config_options(struct train_config *c, struct option *options);
 /* Defaults, then the object, then the assignments ("key=value"), then train_config_check. */

@@ -1,4 +1,4 @@
-/* See train_log.h. Lines are formatted in place: a step allocates nothing. */
+/* See train_log.h. Lines are formatted in memory kept from step to step. */
 #include "train/train_log.h"
 
 #include "core/file.h"
@@ -45,14 +45,14 @@ enum status train_log_open(const char *out_dir, int64_t step, struct train_log *
     return out->fd < 0 ? status_errno("cannot open %s", out->path) : STATUS_OK;
 }
 
-static enum status put(struct train_log *log, const char *line, int n) {
-    for (int done = 0; done < n;) {
+static enum status put(struct train_log *log, const char *line, int64_t n) {
+    for (int64_t done = 0; done < n;) {
         ssize_t wrote = write(log->fd, line + done, (size_t)(n - done));
         if (wrote < 0 && errno == EINTR)
             continue;
         if (wrote <= 0)
             return status_errno("cannot write %s", log->path);
-        done += (int)wrote;
+        done += wrote;
     }
     return STATUS_OK;
 }
@@ -67,14 +67,23 @@ static const char *divergence(const struct loss_parts *p, bool has_teacher, char
 enum status train_log_step(struct train_log *log, int64_t step, const struct train_step *s,
                            bool has_teacher, double lr, int64_t tokens_done, int64_t tokens,
                            double seconds) {
-    char line[512], kl[80];
-    int n = snprintf(line, sizeof line,
-                     "{\"step\":%lld,\"loss\":%.9g,\"ce\":%.9g%s,\"grad_norm\":%.9g,\"lr\":%.9g,"
-                     "\"tokens\":%lld,\"tokens_per_s\":%.1f,\"seconds\":%.4f}\n",
-                     (long long)step, s->loss, s->parts.ce,
-                     divergence(&s->parts, has_teacher, kl, sizeof kl), s->grad_norm, lr,
-                     (long long)tokens_done, (double)tokens / fmax(seconds, 1e-9), seconds);
-    return put(log, line, n);
+    struct text *line = &log->line;
+    char kl[80];
+    line->n = 0;
+    TRY(text_printf(line, "{\"step\":%lld,\"loss\":%.9g", (long long)step, s->loss));
+    for (int64_t l = 0; l < s->n_layer; l++)
+        TRY(text_printf(line, "%s%.9g", l ? "," : ",\"layer_loss\":[", s->layer_loss[l]));
+    if (s->layer_loss)
+        TRY(text_puts(line, "]"));
+    else
+        TRY(text_printf(line, ",\"ce\":%.9g%s", s->parts.ce,
+                        divergence(&s->parts, has_teacher, kl, sizeof kl)));
+    TRY(text_printf(line,
+                    ",\"grad_norm\":%.9g,\"lr\":%.9g,\"tokens\":%lld,\"tokens_per_s\":%.1f,"
+                    "\"seconds\":%.4f}\n",
+                    s->grad_norm, lr, (long long)tokens_done, (double)tokens / fmax(seconds, 1e-9),
+                    seconds));
+    return put(log, line->data, line->n);
 }
 
 enum status train_log_eval(struct train_log *log, int64_t step, const struct loss_parts *e,
@@ -96,5 +105,6 @@ enum status train_log_sync(struct train_log *log) {
 void train_log_close(struct train_log *log) {
     if (log->fd >= 0)
         close(log->fd);
+    text_free(&log->line);
     log->fd = -1;
 }

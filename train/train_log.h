@@ -2,11 +2,13 @@
 #ifndef REGROUP_TRAIN_TRAIN_LOG_H
 #define REGROUP_TRAIN_TRAIN_LOG_H
 
+#include "core/text.h"
 #include "train/trainer.h"
 
 struct train_log {
     int fd;
     char path[4096];
+    struct text line; /* of the latest step: grows once, then a step allocates nothing */
 };
 /* Opens for appending. Lines of steps beyond `step`, and a torn last line, are dropped first, so
  * that a continued run has each step once. */

@@ -152,7 +152,7 @@ static enum status open_models(struct run *r, bool resume) {
     } else {
         TRY(model_open(c->student, r->be, dtype, &r->student));
     }
-    if (objective_is(c, "distill"))
+    if (objective_is(c, "distill") || train_config_is_layerwise(c))
         TRY(model_open(c->teacher, r->be, dtype, &r->teacher));
     TRY(trainer_open(c, r->be, r->student, r->teacher, &r->data.train, &r->trainer));
     if (r->data.heldout.n)

@@ -1,6 +1,8 @@
 /* See trainer.h. */
 #include "train/trainer.h"
 
+#include "train/layerwise.h"
+
 #include <fnmatch.h>
 #include <math.h>
 #include <string.h>
@@ -39,6 +41,11 @@ static enum status choose(struct trainer *t) {
     for (int64_t i = 0; i < m->n_param_tensors; i++) {
         if (!t->wanted[i])
             continue;
+        if (train_config_is_layerwise(t->config) && !role_is_attention(m->params[i].role))
+            return status_fail(STATUS_USAGE,
+                               "trainable: objective \"attention\" says nothing about %s; leave "
+                               "'trainable' out, or write attention or a pattern such as *k_proj*",
+                               m->params[i].name);
         int64_t offset = size_align(t->n_state, 16);
         t->trained[t->n_trained++] = (struct trained){i, offset, m->params[i].count};
         t->n_state = offset + m->params[i].count;
@@ -91,10 +98,15 @@ static enum status allocate(struct trainer *t) {
         TRY(device(t, t->n_state, size, "master weights", &t->master));
         TRY(start_master(t));
     }
-    TRY(acts_open(t->student, c->recompute ? ACTS_RECOMPUTE : ACTS_TRAIN, c->batch, c->seq_len,
-                  &t->acts));
+    bool layerwise = train_config_is_layerwise(c); /* needs the teacher's stream, layer by layer */
+    if (layerwise)
+        TRY(memory_alloc(t->student->config.n_layer, (int64_t)sizeof *t->layer_loss, "layer losses",
+                         &t->layer_loss));
+    TRY(acts_open(t->student, c->recompute || layerwise ? ACTS_RECOMPUTE : ACTS_TRAIN, c->batch,
+                  c->seq_len, &t->acts));
     if (t->teacher)
-        TRY(acts_open(t->teacher, ACTS_INFER, c->batch, c->seq_len, &t->teacher_acts));
+        TRY(acts_open(t->teacher, layerwise ? ACTS_RECOMPUTE : ACTS_INFER, c->batch, c->seq_len,
+                      &t->teacher_acts));
     return STATUS_OK;
 }
 
@@ -110,6 +122,8 @@ enum status trainer_open(const struct train_config *config, struct backend *be,
             "the teacher has a vocabulary of %lld, the student of %lld; distillation "
             "needs the same one",
             (long long)teacher->config.n_vocab, (long long)student->config.n_vocab);
+    if (train_config_is_layerwise(config))
+        TRY(layerwise_check(student, teacher));
     enum status status = batcher_open(data, config->batch, config->seq_len, config->rows,
                                       (uint64_t)config->seed, &out->batcher);
     if (status == STATUS_OK)
@@ -127,7 +141,8 @@ void trainer_close(struct trainer *t) {
     for (size_t i = 0; i < sizeof on_device / sizeof *on_device; i++)
         if (on_device[i])
             t->be->free(t->be, on_device[i]);
-    void *on_host[] = {t->wanted, t->trained, t->host_ids, t->host_targets, t->host_rows};
+    void *on_host[] = {t->wanted,       t->trained,   t->host_ids,
+                       t->host_targets, t->host_rows, t->layer_loss};
     for (size_t i = 0; i < sizeof on_host / sizeof *on_host; i++)
         memory_free(on_host[i]);
     batcher_close(&t->batcher);
@@ -257,17 +272,12 @@ static enum status update(struct trainer *t, double lr, double grad_scale) {
     return t->be->sync(t->be, STREAM_COMPUTE);
 }
 
-enum status trainer_step(struct trainer *t, double lr, struct train_step *out) {
+/* Loss and gradient of the step's micro-batches, which stand in host_ids and host_targets. */
+static enum status end_to_end(struct trainer *t, struct train_step *out) {
     const struct train_config *c = t->config;
     int64_t rows = c->batch * c->seq_len, n_counted = 0;
-    for (int64_t a = 0; a < c->grad_accum; a++)
-        batcher_next(&t->batcher, t->host_ids + a * rows, t->host_targets + a * rows);
     for (int64_t i = 0; i < c->grad_accum * rows; i++)
         n_counted += t->host_targets[i] >= 0;
-
-    *out = (struct train_step){0};
-    struct tensor grads = flat(t, t->grads, 0, t->student->n_param);
-    TRY(t->be->zero(t->be, grads.data, tensor_bytes(&grads)));
     for (int64_t a = 0; a < c->grad_accum; a++)
         TRY(run_batch(t, c->batch, t->host_ids + a * rows, t->host_targets + a * rows, true,
                       1.0 / (double)n_counted, &out->parts));
@@ -279,6 +289,19 @@ enum status trainer_step(struct trainer *t, double lr, struct train_step *out) {
                            "step %lld: the loss is %g (ce %g, kl %g); lower optimizer.lr or check "
                            "the weights (the last checkpoint is untouched)",
                            (long long)t->step + 1, out->loss, out->parts.ce, out->parts.kl);
+    return STATUS_OK;
+}
+
+enum status trainer_step(struct trainer *t, double lr, struct train_step *out) {
+    const struct train_config *c = t->config;
+    int64_t rows = c->batch * c->seq_len;
+    for (int64_t a = 0; a < c->grad_accum; a++)
+        batcher_next(&t->batcher, t->host_ids + a * rows, t->host_targets + a * rows);
+
+    *out = (struct train_step){0};
+    struct tensor grads = flat(t, t->grads, 0, t->student->n_param);
+    TRY(t->be->zero(t->be, grads.data, tensor_bytes(&grads)));
+    TRY(t->layer_loss ? layerwise_losses(t, out) : end_to_end(t, out));
     TRY(gradient_norm(t, &out->grad_norm));
     double scale = c->clip > 0 ? c->clip / (out->grad_norm + 1e-6) : 1;
     TRY(update(t, lr, scale < 1 ? scale : 1));

@@ -30,6 +30,7 @@ struct trainer {
     void *nll, *kl, *agree; /* in `grad_dtype` */
     /* on the host: all micro-batches of a step, and the rows of one */
     int32_t *host_ids, *host_targets; /* [grad_accum * batch * seq_len] */
+    double *layer_loss;               /* [n_layer] of the latest step; NULL: not layer by layer */
     void *host_rows;                  /* [3 * batch * seq_len] */
 };
 
@@ -40,7 +41,9 @@ struct loss_parts {
 };
 struct train_step {
     struct loss_parts parts;
-    double loss, grad_norm; /* norm before clipping */
+    double loss, grad_norm;   /* norm before clipping */
+    const double *layer_loss; /* of the trainer; NULL: see parts; else parts are zero */
+    int64_t n_layer;
 };
 
 /* `data` is borrowed until trainer_close. */

@@ -176,6 +176,13 @@ static enum status ref_add(struct backend *be, const struct add_args *a) {
     return STATUS_OK;
 }
 
+static enum status ref_difference(struct backend *be, const struct difference_args *a) {
+    (void)be;
+    for (int64_t i = 0, n = tensor_count(&a->out); i < n; i++)
+        ref_set(&a->out, i, (real)a->scale * (ref_at(&a->a, i) - ref_at(&a->b, i)));
+    return STATUS_OK;
+}
+
 static enum status ref_adamw(struct backend *be, const struct adamw_args *a) {
     (void)be;
     real b1 = (real)a->beta1, b2 = (real)a->beta2, lr = (real)a->lr;
@@ -226,6 +233,7 @@ void ref_fill_ops(struct backend *be) {
     be->swiglu = ref_swiglu;
     be->swiglu_bwd = ref_swiglu_bwd;
     be->add = ref_add;
+    be->difference = ref_difference;
     be->adamw = ref_adamw;
     be->sum_squares = ref_sum_squares;
     be->cast = ref_cast;

@@ -391,7 +391,7 @@ static void declare_swiglu_bwd(struct op_case *c) {
     c->forward = forward_swiglu;
 }
 
-/* add, cast, sum_squares, adamw: elements (cast: kind of the result) */
+/* add, difference, cast, sum_squares, adamw: elements (cast: kind of the result) */
 RUN(run_add) {
     return be->add(be, &(struct add_args){VEC(0), VEC(1), VEC(2)});
 }
@@ -401,6 +401,16 @@ static void declare_add(struct op_case *c) {
     IN("b", c->dim[0]);
     OUT("out", c->dim[0]);
     c->run = run_add;
+}
+RUN(run_difference) {
+    return be->difference(be, &(struct difference_args){VEC(0), VEC(1), VEC(2), 0.75});
+}
+static void declare_difference(struct op_case *c) {
+    c->op = "difference";
+    IN("a", c->dim[0]);
+    IN("b", c->dim[0]);
+    OUT("out", c->dim[0]);
+    c->run = run_difference;
 }
 RUN(run_cast) {
     return be->cast(be, &(struct cast_args){VEC(0), VEC(1)});

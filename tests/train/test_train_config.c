@@ -42,6 +42,23 @@ static void a_config_is_read(void **state) {
     arena_free(&arena);
 }
 
+static void the_layerwise_objective_trains_attention(void **state) {
+    (void)state;
+    struct arena arena = {0};
+    struct train_config c;
+    const char *sets[] = {"objective=attention", "trainable=*k_proj*"};
+    struct string_list list = {sets, 1};
+    assert_int_equal(parse("{" GOOD "}", &list, &arena, &c), STATUS_OK);
+    assert_int_equal(c.trainable.n, 1);
+    assert_string_equal(c.trainable.items[0], "attention");
+    list.n = 2;
+    assert_int_equal(parse("{" GOOD "}", &list, &arena, &c), STATUS_OK);
+    assert_string_equal(c.trainable.items[0], "*k_proj*");
+    assert_int_equal(parse("{" GOOD "}", NULL, &arena, &c), STATUS_OK);
+    assert_string_equal(c.trainable.items[0], "all");
+    arena_free(&arena);
+}
+
 static void mistakes_are_named(void **state) {
     (void)state;
     static const struct {
@@ -57,6 +74,11 @@ static void mistakes_are_named(void **state) {
         {"{\"objective\":\"ce\",\"student\":\"s\",\"data\":{\"train\":\"a\"}}", "'out'"},
         {"{\"objective\":\"ce\",\"out\":\"o\",\"data\":{\"train\":\"a\"}}", "'student'"},
         {"{\"student\":\"s\",\"out\":\"o\",\"data\":{\"train\":\"a\"}}", "'teacher'"},
+        {"{\"objective\":\"attention\",\"student\":\"s\",\"out\":\"o\",\"data\":{\"train\":\"a\"}}",
+         "'teacher'"},
+        {"{\"objective\":\"attention\",\"student\":\"s\",\"teacher\":\"t\",\"out\":\"o\","
+         "\"data\":{\"train\":\"a\"},\"trainable\":[]}",
+         "'trainable'"},
         {"{\"objective\":\"pretrain\",\"out\":\"o\",\"data\":{\"train\":\"a\"}}", "'model_config'"},
         {"{\"objective\":\"ce\",\"student\":\"s\",\"out\":\"o\"}", "'data.train'"},
     };
@@ -134,6 +156,7 @@ static void a_resumed_run_is_the_same(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_config_is_read),
+        cmocka_unit_test(the_layerwise_objective_trains_attention),
         cmocka_unit_test(mistakes_are_named),
         cmocka_unit_test(schedule_has_the_right_values),
         cmocka_unit_test(a_resumed_run_is_the_same),

@@ -123,7 +123,7 @@ static int64_t timeless_log(const char *out, struct text *lines) {
 }
 
 struct resume_case {
-    const char *dtype;
+    const char *objective, *dtype;
     enum dtype file_dtype;
     const char *trainable;
 };
@@ -131,6 +131,7 @@ struct resume_case {
 static void resumed_equals_uninterrupted(void **state) {
     const struct resume_case *how = *state;
     struct train_config straight = recipe("straight"), halves;
+    straight.objective = how->objective;
     straight.dtype = how->dtype;
     straight.trainable = one(how->trainable);
     straight.student = write_model("student", 2, true, 1, how->file_dtype);
@@ -277,8 +278,9 @@ static void frozen_parameters_stay(void **state) {
 }
 
 static void a_step_allocates_nothing(void **state) {
-    (void)state;
     struct train_config c = recipe("steps");
+    c.objective = *state;
+    c.trainable = one("attention");
     struct backend *be;
     struct model *student, *teacher;
     struct token_data data;
@@ -384,19 +386,27 @@ static int teardown(void **state) {
 }
 
 int main(void) {
-    static struct resume_case f32 = {"f32", DTYPE_F32, "all"}, bf16 = {"bf16", DTYPE_BF16, "all"},
-                              part = {"f32", DTYPE_BF16, "attention"},
-                              half = {"bf16", DTYPE_F16, "*norm*"};
+    static struct resume_case f32 = {"distill", "f32", DTYPE_F32, "all"},
+                              bf16 = {"distill", "bf16", DTYPE_BF16, "all"},
+                              part = {"distill", "f32", DTYPE_BF16, "attention"},
+                              half = {"distill", "bf16", DTYPE_F16, "*norm*"},
+                              layers = {"attention", "f32", DTYPE_F32, "attention"},
+                              layers16 = {"attention", "bf16", DTYPE_BF16, "*[kv]_proj*"};
+    static char distill[] = "distill", attention[] = "attention";
     const struct CMUnitTest tests[] = {
         {"resumed == uninterrupted, f32", resumed_equals_uninterrupted, NULL, NULL, &f32},
         {"resumed == uninterrupted, bf16", resumed_equals_uninterrupted, NULL, NULL, &bf16},
         {"resumed == uninterrupted, frozen part", resumed_equals_uninterrupted, NULL, NULL, &part},
         {"resumed == uninterrupted, f16 file", resumed_equals_uninterrupted, NULL, NULL, &half},
+        {"resumed == uninterrupted, layers", resumed_equals_uninterrupted, NULL, NULL, &layers},
+        {"resumed == uninterrupted, layers bf16", resumed_equals_uninterrupted, NULL, NULL,
+         &layers16},
         cmocka_unit_test(a_changed_run_is_refused),
         cmocka_unit_test(two_runs_in_one_folder_are_refused),
         cmocka_unit_test(a_damaged_state_is_refused),
         cmocka_unit_test(frozen_parameters_stay),
-        cmocka_unit_test(a_step_allocates_nothing),
+        {"a step allocates nothing", a_step_allocates_nothing, NULL, NULL, distill},
+        {"a step allocates nothing, layers", a_step_allocates_nothing, NULL, NULL, attention},
         cmocka_unit_test(a_run_that_is_not_finite_stops),
         cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(pretraining_learns),

@@ -1,5 +1,6 @@
-/* Ops without a reduction along rows: add, SwiGLU, AdamW, conversions, copies; and the sum of
- * squares. Work is cut into blocks of fixed size, so results do not depend on the thread count. */
+/* Ops without a reduction along rows: add, difference, SwiGLU, AdamW, conversions, copies; and the
+ * sum of squares. Work is cut into blocks of fixed size, so results do not depend on the thread
+ * count. */
 #include "core/memory.h"
 #include "kernels/cpu/cpu_internal.h"
 #include "kernels/cpu/simd/simd.h"
@@ -38,6 +39,27 @@ enum status ISA(add)(struct backend *be, const struct add_args *a) {
     bool bf16 = a->out.dtype == DTYPE_BF16;
     FOR_BLOCKS(tensor_count(&a->out), first, n, if (bf16) add_range(a, first, n, true);
                else add_range(a, first, n, false));
+    return STATUS_OK;
+}
+
+INLINE void difference_range(const struct difference_args *a, int64_t i, int64_t n, bool bf16) {
+    float scale = (float)a->scale;
+    int64_t end = i + n;
+    for (; i + VF_LEN <= end; i += VF_LEN)
+        vf_put(a->out.data, i, scale * (vf_get(a->a.data, i, bf16) - vf_get(a->b.data, i, bf16)),
+               bf16);
+    if (i < end)
+        vf_put_n(
+            a->out.data, i,
+            scale * (vf_get_n(a->a.data, i, end - i, bf16) - vf_get_n(a->b.data, i, end - i, bf16)),
+            end - i, bf16);
+}
+
+enum status ISA(difference)(struct backend *be, const struct difference_args *a) {
+    (void)be;
+    bool bf16 = a->out.dtype == DTYPE_BF16;
+    FOR_BLOCKS(tensor_count(&a->out), first, n, if (bf16) difference_range(a, first, n, true);
+               else difference_range(a, first, n, false));
     return STATUS_OK;
 }
 
