@@ -20,8 +20,10 @@ bool merge_method_parse(const char *name, enum merge_method *out) MUST_USE;
 
 enum refit {
     REFIT_NONE,
-    REFIT_O,  /* o_proj by least squares against the source model's residual stream */
-    REFIT_QO, /* and before it the queries, against its attention scores */
+    REFIT_O,    /* o_proj by least squares against the source model's residual stream */
+    REFIT_QO,   /* and then queries and o_proj together, so that attention adds what it should */
+    REFIT_QKVO, /* and then all four */
+    REFIT_COUNT
 };
 const char *refit_name(enum refit r);
 bool refit_parse(const char *name, enum refit *out) MUST_USE;

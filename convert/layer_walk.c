@@ -1,15 +1,12 @@
 /* Layer by layer: measure on the source model, fit, refit on the converted one, write. The two
  * residual streams of all windows stay in host memory, so each layer's text passes once through
  * the source's layer and twice through the converted one (before and after the refit). */
-#include "convert/calibrate.h"
-#include "convert/fit.h"
+#include "convert/attune.h"
 #include "convert/linalg.h"
-#include "convert/refit.h"
 
 #include "core/log.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 struct walk {
@@ -164,7 +161,11 @@ static void widen(const float *from, int64_t rows, int64_t cols, int64_t extra, 
     }
 }
 
-enum { SEEN_BUDGET = 1 << 22 };
+enum {
+    SEEN_BUDGET = 1 << 22,   /* values of what heads see that are kept of a batch */
+    ATTUNE_BATCHES = 8,      /* batches of windows that tuning uses, at least */
+    ATTUNE_EVALUATIONS = 20, /* of a layer's attention and its gradient */
+};
 
 /* Some rows of the batch as every query head sees them, into k->seen. */
 static enum status add_seen(struct walk *k, int64_t rows) {
@@ -272,8 +273,7 @@ static enum status advance_student(struct walk *k) {
 }
 
 /* o_proj with its bias as a last column, when it has one. */
-static enum status refit_o(struct walk *k, int64_t layer) {
-    struct layer_fit *report = &k->p->layers[layer];
+static enum status refit_o(struct walk *k, struct layer_fit *report) {
     int64_t hd = k->to.n_head * k->to.head_dim, n = k->sums.n_y, w = k->to.width;
     double *o;
     enum status status;
@@ -285,10 +285,6 @@ static enum status refit_o(struct walk *k, int64_t layer) {
             o[i * n + hd] = k->to.o_bias[i];
     }
     TRY_OUT(refit_solve(&k->sums, o, &report->before, &report->after, &report->refitted, k->what));
-    if (!report->refitted)
-        log_info("layer %lld: the refit leaves %.4f of the held-out error's scale, the fit %.4f: "
-                 "fitted weights kept",
-                 (long long)layer, report->after, report->before);
     for (int64_t i = 0; i < w; i++) {
         memcpy(k->to.o + i * hd, o + i * n, (size_t)hd * sizeof *o);
         if (n > hd)
@@ -296,6 +292,63 @@ static enum status refit_o(struct walk *k, int64_t layer) {
     }
 out:
     memory_free(o);
+    return status;
+}
+
+static enum status put_roles(struct walk *k, int64_t layer) {
+    for (int i = 0; i < N_ATTENTION; i++)
+        TRY(put_role(k, layer, ATTENTION[i], false));
+    return STATUS_OK;
+}
+
+static void attn_weights_copy(const struct attn_weights *from, struct attn_weights *to) {
+    int64_t d = from->head_dim, q = from->n_head * d, kv = from->n_kv * d;
+    memcpy(to->q, from->q, (size_t)(q * from->n_in) * sizeof *to->q);
+    memcpy(to->k, from->k, (size_t)(kv * from->n_in) * sizeof *to->k);
+    memcpy(to->v, from->v, (size_t)(kv * from->n_in) * sizeof *to->v);
+    memcpy(to->o, from->o, (size_t)(q * from->width) * sizeof *to->o);
+    memcpy(to->o_bias, from->o_bias, (size_t)from->width * sizeof *to->o_bias);
+}
+
+/* Tune the projections together from where the refit of o_proj ended, then o_proj alone again; kept
+ * when the held-out error says so. */
+static enum status attune(struct walk *k, int64_t layer) {
+    struct layer_fit *report = &k->p->layers[layer], trial = {0};
+    struct attn_weights before = {.n_head = k->to.n_head,
+                                  .n_kv = k->to.n_kv,
+                                  .head_dim = k->to.head_dim,
+                                  .width = k->to.width,
+                                  .n_in = k->to.n_in};
+    int64_t batches = k->calib.n_train / k->student.n_batch;
+    struct attune a = {.layer = &k->student,
+                       .w = &k->to,
+                       .queries_only = k->p->options.refit == REFIT_QO,
+                       .x = k->x_student,
+                       .mid = k->mid,
+                       .n_window = k->calib.n_train,
+                       .n_seq = k->calib.n_seq,
+                       .stride = size_max(1, batches / ATTUNE_BATCHES),
+                       .moment = k->moment,
+                       .heads = k->sums.yy[0],
+                       .n_y = k->sums.n_y,
+                       .n_eval = ATTUNE_EVALUATIONS};
+    double first, last;
+    enum status status;
+    TRY_OUT(attn_weights_alloc(&before));
+    attn_weights_copy(&k->to, &before);
+    TRY_OUT(attune_run(&a, &first, &last, k->what));
+    TRY_OUT(put_roles(k, layer));
+    TRY_OUT(refit_o(k, &trial));
+    double now = trial.refitted ? trial.after : trial.before;
+    if (now < (report->refitted ? report->after : report->before)) {
+        report->after = now;
+        report->refitted = true;
+    } else {
+        attn_weights_copy(&before, &k->to);
+        TRY_OUT(put_roles(k, layer));
+    }
+out:
+    attn_weights_free(&before);
     return status;
 }
 
@@ -345,9 +398,14 @@ static enum status fit_one(struct walk *k, int64_t layer) {
     report->v_error = error.v;
     if (k->has_student) {
         TRY(one_layer_load(&k->student, layer));
-        for (int i = 0; i < N_ATTENTION; i++)
-            TRY(put_role(k, layer, ATTENTION[i], false));
-        TRY(refit_o(k, layer));
+        TRY(put_roles(k, layer));
+        TRY(refit_o(k, report));
+        if (p->options.refit >= REFIT_QO)
+            TRY(attune(k, layer));
+        if (!report->refitted)
+            log_info("layer %lld: the refit does not lower the held-out error of %.4f: fitted "
+                     "weights kept",
+                     (long long)layer, report->before);
     }
     for (int i = 0; i < N_ATTENTION; i++)
         if (k->item[layer][ATTENTION[i]] >= 0 && p->items[k->item[layer][ATTENTION[i]]].fitted)
@@ -393,7 +451,7 @@ static enum status open_calibration(struct walk *k) {
     TRY(calibration_embed(&k->calib, p->folder, k->x_teacher));
     TRY(memory_alloc(rows * w, 4, "activations", &k->normed));
     TRY(memory_alloc(rows * (size_max(w, hd) + 1), 8, "activations", &k->wide));
-    if (!getenv("NOSEEN") && o->method == MERGE_FIT && c->width >= c->head_dim) {
+    if (o->method == MERGE_FIT && c->width >= c->head_dim) {
         int64_t n_in = k->from.n_in, kept = SEEN_BUDGET / (c->n_head * n_in) + 1;
         TRY(memory_alloc(o->n_kv_head * n_in * n_in, 8, "input moments", &k->seen));
         TRY(memory_alloc(rows * hd, 4, "activations", &k->slice));

@@ -22,13 +22,14 @@ bool merge_method_parse(const char *name, enum merge_method *out) {
 }
 
 const char *refit_name(enum refit r) {
-    return r == REFIT_NONE ? "none" : r == REFIT_O ? "o" : "qo";
+    static const char *const names[REFIT_COUNT] = {"none", "o", "qo", "qkvo"};
+    return names[r];
 }
 
 bool refit_parse(const char *name, enum refit *out) {
-    for (enum refit r = REFIT_NONE; r <= REFIT_QO; r++)
-        if (!strcmp(name, refit_name(r))) {
-            *out = r;
+    for (int r = 0; r < REFIT_COUNT; r++)
+        if (!strcmp(name, refit_name((enum refit)r))) {
+            *out = (enum refit)r;
             return true;
         }
     return false;
