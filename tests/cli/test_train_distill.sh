@@ -19,5 +19,14 @@ grep '"eval"' out/stories-distill/log.jsonl
 nll() { grep "{\"step\":$1,\"eval\"" out/stories-distill/log.jsonl | sed 's/.*"nll":\([0-9.]*\).*/\1/'; }
 awk -v a="$(nll 0)" -v b="$(nll 400)" 'BEGIN { exit !(a > 4.417 && a < 4.419 && b > 1.29 && b < 1.55) }' ||
   fail "held-out NLL $(nll 0) -> $(nll 400), expected 4.418 -> below 1.55"
+# The two-phase recipes: attention alone gets far, and the second phase starts where it ended.
+"$regroup" train "$source/configs/stories260k-attention.json" --set eval_every=0 || fail "train attention"
+"$regroup" train "$source/configs/stories260k-attention-then-distill.json" --set steps=20 || fail "train after attention"
+last() { grep '"eval"' "out/$1/log.jsonl" | "$2" -n 1 | sed 's/.*"nll":\([0-9.]*\).*/\1/'; }
+awk -v a="$(last stories-attention head)" -v b="$(last stories-attention tail)" \
+  'BEGIN { exit !(a > 4.417 && a < 4.419 && b > 1.29 && b < 1.65) }' ||
+  fail "held-out NLL $(last stories-attention tail) after the attention phase, expected below 1.65"
+[ "$(last stories-attention tail)" = "$(last stories-attention-then-distill head)" ] ||
+  fail "the second phase starts at $(last stories-attention-then-distill head)"
 # The best checkpoint is a whole model: evaluated afresh it stands where the log says.
 "$regroup" inspect out/stories-distill/best >/dev/null || fail "best is no model folder"
