@@ -136,9 +136,15 @@ static enum status plan_variants(struct run *r) {
     TRY(arena_alloc(&r->arena, r->methods.n * r->kv_heads.n, (int64_t)sizeof *r->variants,
                     &r->variants));
     for (int64_t m = 0; m < r->methods.n; m++)
-        for (int64_t k = 0; k < r->kv_heads.n; k++)
-            TRY(plan_variant(r, r->methods.items[m], r->kv_heads.items[k],
-                             &r->variants[r->n_variant++]));
+        for (int64_t k = 0; k < r->kv_heads.n; k++) {
+            struct variant *v = &r->variants[r->n_variant];
+            TRY(plan_variant(r, r->methods.items[m], r->kv_heads.items[k], v));
+            for (int64_t i = 0; i < r->n_variant; i++)
+                if (!strcmp(r->variants[i].id, v->id))
+                    return status_fail(STATUS_USAGE,
+                                       "keys 'methods' and 'kv_heads' ask for %s twice", v->id);
+            r->n_variant++;
+        }
     return STATUS_OK;
 }
 
@@ -179,11 +185,12 @@ static enum status load(struct run *r, const struct json *config, const char *wh
     if (r->train && json_is_null(r->train))
         r->train = NULL;
     bool model = r->model && *r->model, out = r->out && *r->out; /* out "" would be the root */
-    if (!model || !out || !r->kv_heads.n)
+    if (!model || !out || !r->kv_heads.n || !r->methods.n)
         return status_fail(STATUS_USAGE, "%s: key '%s' is missing; see 'regroup run --help'", what,
-                           !model ? "model"
-                           : !out ? "out"
-                                  : "kv_heads");
+                           !model          ? "model"
+                           : !out          ? "out"
+                           : !r->methods.n ? "methods"
+                                           : "kv_heads");
     if (!r->name)
         r->name = path_base(r->out);
     TRY(eval_args_resolve(&r->eval));
@@ -294,8 +301,29 @@ static enum status evaluate(struct run *r, struct backend *be, struct evaluator 
     return evaluate_to_file(e, dir, file);
 }
 
+/* What is wrong with the request is said before the folder is bound to it. */
+static enum status check_request(struct run *r) {
+    char *model, *run;
+    const char *text = r->eval.options.text ? r->eval.options.text : r->eval.options.tokens;
+    TRY(path_join(&r->arena, r->out, "config.json", &model));
+    TRY(path_join(&r->arena, r->out, "run.json", &run));
+    if (path_exists(model) && !path_exists(run))
+        return status_fail(STATUS_FAILED, "%s holds a model; give another 'out'", r->out);
+    if (!path_exists(text))
+        return status_fail(STATUS_FAILED, "%s does not exist; it is to be scored", text);
+    for (int64_t i = 0; i < r->n_variant; i++) {
+        struct convert_plan *plan;
+        if (path_exists(r->variants[i].converted))
+            continue;
+        TRY(convert_plan_open(&r->variants[i].convert, &plan));
+        convert_plan_close(plan);
+    }
+    return STATUS_OK;
+}
+
 static enum status run_stages(struct run *r, struct backend *be, struct evaluator *e) {
     char *path;
+    TRY(check_request(r));
     TRY(path_mkdirs(r->out));
     TRY(write_run_json(r, be));
     for (int64_t i = 0; i < r->n_variant; i++)

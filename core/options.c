@@ -227,10 +227,16 @@ static enum status set_json(struct option *o, const char *what, const struct jso
         if (!json_is_array(v))
             return status_fail(STATUS_USAGE, "%s '%s': expected a list of strings", what, o->key);
         for (const struct json *c = json_first(v); c; c = json_next(c)) {
-            if (!json_is_string(c))
+            char number[32];
+            const char *text = json_string(c);
+            if (!text && json_is_int(c)) { /* [8, 1] is what ["8", "1"] means */
+                snprintf(number, sizeof number, "%lld", (long long)json_int(c));
+                text = number;
+            }
+            if (!text)
                 return status_fail(STATUS_USAGE, "%s '%s': expected a list of strings", what,
                                    o->key);
-            TRY(append(list, json_string(c), strlen(json_string(c)), arena));
+            TRY(append(list, text, strlen(text), arena));
         }
         return STATUS_OK;
     }
