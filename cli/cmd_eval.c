@@ -14,14 +14,11 @@ static enum status write_results(const struct evaluator *e, const struct evaluat
     struct json *j = NULL;
     bool json_only = json_path && !strcmp(json_path, "-");
     enum status status = STATUS_OK;
-    if (json_path) {
+    if (json_path)
         j = evaluation_json(e, models, n);
-        if (json_only)
-            TRY_OUT(json_print(j, true, &text));
-        else
-            TRY_OUT(json_save(j, json_path));
-    }
-    if (!json_only)
+    if (json_only)
+        TRY_OUT(json_print(j, true, &text));
+    else
         TRY_OUT(evaluation_table(e, models, n, &text));
     fputs(text.data, stdout);
     if (json_only)
@@ -31,6 +28,8 @@ static enum status write_results(const struct evaluator *e, const struct evaluat
                "error over windows\n",
                protocol_name(e->plan.protocol), (long long)e->plan.n_seq,
                (long long)e->plan.n_counted, (long long)e->plan.n_window);
+    if (j && !json_only) /* last: a file that cannot be written must not hide the table */
+        TRY_OUT(json_save(j, json_path));
 out:
     json_free(j);
     text_free(&text);

@@ -172,6 +172,11 @@ enum status staging_commit(struct staging *s) {
     int failed = renameat2(AT_FDCWD, s->path, AT_FDCWD, s->final_path, flags);
     if (failed && !s->replace && (errno == EINVAL || errno == ENOSYS))
         failed = rename(s->path, s->final_path); /* a file system without renameat2's flags */
+    if (failed && errno == EEXIST)
+        return status_fail(STATUS_FAILED,
+                           "%s appeared while it was being made here: another process wrote it; "
+                           "give another output or run again",
+                           s->final_path);
     if (failed)
         return status_errno("cannot move %s to %s", s->path, s->final_path);
     struct arena arena = {0};

@@ -44,6 +44,25 @@ expect 1 'is a file; give the folder' "$regroup" inspect "$m/model.safetensors"
 expect 1 'a file has that name' "$regroup" convert "$m" "$m/config.json/x" --kv-heads 2
 expect 2 "key 'out' is missing" "$regroup" run <(echo "{\"model\":\"$m\",\"out\":\"\",\"kv_heads\":[\"2\"],\"eval\":{\"tokens\":\"$tmp/ids.u16\"}}")
 
+# A file that cannot be written does not cost the table.
+expect 1 'cannot write /dev/full: No space' "${score[@]}" --json /dev/full
+[ -c /dev/full ] || fail "/dev/full is no device any more"
+grep -q '^model .*perplexity' "$tmp/stdout" || fail "no table: $(cat "$tmp/stdout")"
+
+# run: lists take numbers, no variant twice, and a wrong request does not bind the folder.
+run_with() { # KV_HEADS METHODS TOKENS [--set KEY=VALUE]
+  echo "{\"model\":\"$m\",\"out\":\"$tmp/run\",\"kv_heads\":$1,\"methods\":$2,\"eval\":{\"tokens\":\"$tmp/$3\",\"window\":20}}" >"$tmp/run.json"
+  "$regroup" run "$tmp/run.json" "${@:4}"
+}
+expect 2 'ask for mean-kv2 twice' run_with '[2, "2"]' '["mean"]' ids.u16
+expect 2 "key 'methods' is missing" run_with '[2]' '[]' ids.u16
+expect 2 'expected a list of strings' run_with '[1.5]' '["mean"]' ids.u16
+expect 1 '3 KV heads do not divide' run_with '[2, 3]' '["mean"]' ids.u16
+expect 1 'absent.u16 does not exist' run_with '[2]' '["mean"]' absent.u16
+[ ! -e "$tmp/run" ] || fail "a refused run left $(find "$tmp/run")"
+expect 1 'holds a model; give another' run_with '[2]' '["mean"]' ids.u16 --set "out=$m"
+expect 0 'done in' run_with '[2, 1]' '["mean"]' ids.u16
+
 # Names: any bytes in, UTF-8 out; one line, and no escapes for the terminal, whatever a file says.
 strange=$tmp/$'a\xffb\nc'
 cp -r "$m" "$strange"
