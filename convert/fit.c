@@ -57,6 +57,7 @@ struct fit {
     double *metric, *t, *b;       /* [r, d, d]; [d, r d]; [r d, d] */
     double *cov, *work, *work2;   /* [r d, r d] */
     double *shared;               /* [d, d] */
+    double *q_weight;             /* [n_head] */
     const double *seen;
     double k_loss, k_all, v_loss, v_all;
     struct arena arena;
@@ -82,14 +83,31 @@ static double complex pair_product(const struct fit *f, int64_t i, int64_t h, in
     return re[gr] + im[gi] + I * (im[gr] - re[gi]);
 }
 
-/* Energy of the queries that meet pair i of KV head h. */
+/* What query head q adds to the stream, per token: E|Wo_q v|^2. An error of its scores counts for
+ * as much. */
+static enum status weigh_queries(struct fit *f) {
+    const struct attn_weights *w = f->from;
+    int64_t d = w->head_dim, all = w->n_kv * d, hd = w->n_head * d;
+    double *m;
+    TRY(doubles(f, w->n_head, &f->q_weight));
+    TRY(doubles(f, d * d, &m));
+    for (int64_t q = 0; q < w->n_head; q++) {
+        const double *v = f->cov_of.v + (q / f->n_q) * d * (all + 1);
+        linalg_gemm(true, false, d, d, w->width, w->o + q * d, hd, w->o + q * d, hd, 0, m, d);
+        for (int64_t i = 0; i < d * d; i++)
+            f->q_weight[q] += m[i] * v[i / d * all + i % d];
+    }
+    return STATUS_OK;
+}
+
+/* Energy of the queries that meet pair i of KV head h, weighed by what they are worth. */
 static double pair_energy(const struct fit *f, int64_t i, int64_t h) {
     int64_t d = f->from->head_dim;
     double e = 0;
     for (int64_t q = h * f->n_q; q < (h + 1) * f->n_q; q++) {
         const double *cov = f->cov_of.q + q * d * d;
         int64_t re = pair_row(f, 0, i, false), im = pair_row(f, 0, i, true);
-        e += cov[re * d + re] + cov[im * d + im];
+        e += f->q_weight[q] * (cov[re * d + re] + cov[im * d + im]);
     }
     return e;
 }
@@ -380,6 +398,7 @@ enum status fit_layer(const struct attn_weights *from, const double *moment, con
     f.seen = seen;
     f.n_q = from->n_head / from->n_kv;
     TRY_OUT(fit_covariances(from, moment, moment, &f.arena, &f.cov_of));
+    TRY_OUT(weigh_queries(&f));
     TRY_OUT(arena_alloc(&f.arena, r * r, size, &f.pair));
     TRY_OUT(arena_alloc(&f.arena, r, size, &f.c));
     TRY_OUT(arena_alloc(&f.arena, r, size, &f.a));
