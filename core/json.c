@@ -212,10 +212,9 @@ static enum status get_int(const struct json *o, const char *what, const char *k
     return STATUS_OK;
 }
 
-static enum status get_double(const struct json *o, const char *what, const char *key,
-                              bool required, double *out) {
+enum status json_opt_double(const struct json *o, const char *what, const char *key, double *out) {
     const struct json *j;
-    TRY(member(o, what, key, required, &j));
+    TRY(member(o, what, key, false, &j));
     if (j && !json_is_number(j))
         return wrong(what, key, "a number", j);
     if (j)
@@ -240,14 +239,6 @@ enum status json_need_int(const struct json *o, const char *what, const char *ke
 
 enum status json_opt_int(const struct json *o, const char *what, const char *key, int64_t *out) {
     return get_int(o, what, key, false, out);
-}
-
-enum status json_need_double(const struct json *o, const char *what, const char *key, double *out) {
-    return get_double(o, what, key, true, out);
-}
-
-enum status json_opt_double(const struct json *o, const char *what, const char *key, double *out) {
-    return get_double(o, what, key, false, out);
 }
 
 enum status json_opt_bool(const struct json *o, const char *what, const char *key, bool *out) {
@@ -364,10 +355,6 @@ struct json *json_push_object(struct json *a) {
 
 struct json *json_push_array(struct json *a) {
     return attach(a, NULL, cJSON_CreateArray());
-}
-
-void json_push_copy(struct json *a, const struct json *v) {
-    attach(a, NULL, cJSON_Duplicate(node(v), 1));
 }
 
 static enum status put_indent(struct text *out, int depth) {

@@ -44,8 +44,6 @@ enum status json_need_int(const struct json *o, const char *what, const char *ke
                           int64_t *out) MUST_USE;
 enum status json_opt_int(const struct json *o, const char *what, const char *key,
                          int64_t *out) MUST_USE;
-enum status json_need_double(const struct json *o, const char *what, const char *key,
-                             double *out) MUST_USE;
 enum status json_opt_double(const struct json *o, const char *what, const char *key,
                             double *out) MUST_USE;
 enum status json_opt_bool(const struct json *o, const char *what, const char *key,
@@ -70,7 +68,6 @@ void json_push_string(struct json *a, const char *v);
 void json_push_number(struct json *a, double v);
 struct json *json_push_object(struct json *a);
 struct json *json_push_array(struct json *a);
-void json_push_copy(struct json *a, const struct json *v);
 
 /* Appends the tree to `out`: pretty with two spaces, or on one line. */
 enum status json_print(const struct json *j, bool pretty, struct text *out) MUST_USE;

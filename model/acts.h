@@ -47,6 +47,9 @@ enum status layer_forward(const struct model *m, struct acts *a, int64_t layer, 
 /* Its first half: up to what o_proj adds to the stream, in `branch`. */
 enum status layer_attend(const struct model *m, struct acts *a, int64_t layer, bool add_branch,
                          struct kv_cache *cache) MUST_USE;
+/* The rotation of a packed [q | k | v] buffer of the layer: its q and k heads, which lie side by
+ * side, from position 0. */
+struct rope_args layer_rope(const struct model *m, const struct acts *a, int64_t layer, void *qkv);
 /* The attention call of a layer, as the forward makes it and the backward needs it again. */
 struct attention_args layer_attention(const struct model *m, const struct acts *a, int64_t layer,
                                       const struct kv_cache *cache);

@@ -117,16 +117,8 @@ static enum status attention_bwd(const struct pass *p, int64_t layer) {
     args.d_k.data = tensor_at(&d_qkv, c->n_head * d);
     args.d_v.data = tensor_at(&d_qkv, (c->n_head + n_kv) * d);
     TRY(m->be->attention_bwd(m->be, &args));
-    struct rope_args rope = {.x = a->d_qkv,
-                             .dtype = m->dtype,
-                             .n_row = a->n_batch * a->n_seq,
-                             .n_seq = a->n_seq,
-                             .n_head = c->n_head + n_kv,
-                             .head_dim = d,
-                             .row_stride = row,
-                             .rotary = d,
-                             .inv_freq = m->inv_freq,
-                             .inverse = true};
+    struct rope_args rope = layer_rope(m, a, layer, a->d_qkv);
+    rope.inverse = true;
     TRY(m->be->rope(m->be, &rope));
     if (c->qkv_bias) {
         TRY(bias_bwd(p, d_qkv, 0, at[ROLE_Q_BIAS]));

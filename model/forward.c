@@ -27,6 +27,20 @@ static enum status norm(const struct model *m, struct tensor x, struct tensor re
     return m->be->rmsnorm(m->be, &args);
 }
 
+struct rope_args layer_rope(const struct model *m, const struct acts *a, int64_t layer, void *qkv) {
+    const struct model_config *c = &m->config;
+    int64_t n_kv = c->n_kv_head[layer];
+    return (struct rope_args){.x = qkv,
+                              .dtype = m->dtype,
+                              .n_row = a->n_batch * a->n_seq,
+                              .n_seq = a->n_seq,
+                              .n_head = c->n_head + n_kv,
+                              .head_dim = c->head_dim,
+                              .row_stride = (c->n_head + 2 * n_kv) * c->head_dim,
+                              .rotary = c->head_dim,
+                              .inv_freq = m->inv_freq};
+}
+
 struct attention_args layer_attention(const struct model *m, const struct acts *a, int64_t layer,
                                       const struct kv_cache *cache) {
     const struct model_config *c = &m->config;
@@ -105,16 +119,8 @@ enum status layer_attend(const struct model *m, struct acts *a, int64_t layer, b
     if (c->qkv_bias)
         bias = model_span(m, m->data, m->dtype, at[ROLE_Q_BIAS], at[ROLE_V_BIAS]);
     TRY(linear(m, h1, model_span(m, m->data, m->dtype, at[ROLE_Q], at[ROLE_V]), bias, qkv));
-    struct rope_args rope = {.x = s->qkv,
-                             .dtype = m->dtype,
-                             .n_row = a->n_batch * a->n_seq,
-                             .n_seq = a->n_seq,
-                             .n_head = c->n_head + n_kv,
-                             .head_dim = d,
-                             .row_stride = row,
-                             .rotary = d,
-                             .inv_freq = m->inv_freq,
-                             .first_position = cache ? cache->length : 0};
+    struct rope_args rope = layer_rope(m, a, layer, s->qkv);
+    rope.first_position = cache ? cache->length : 0;
     TRY(be->rope(be, &rope));
     struct attention_args attention = layer_attention(m, a, layer, cache);
     if (cache) {
