@@ -35,7 +35,9 @@ static enum status run(const char *dir, const char *backend, enum dtype dtype, b
              (long long)r.n_prompt, r.prefill_seconds, (double)r.n_prompt / r.prefill_seconds,
              (long long)r.n_step, r.decode_seconds,
              r.n_step ? (double)r.n_step / r.decode_seconds : 0.0,
-             r.ended ? "ended by the end-of-text token" : "stopped by -n");
+             r.ended               ? "ended by the end-of-text token"
+             : r.n_new == o->n_new ? "stopped by -n"
+                                   : "stopped at the model's last position");
 out:
     model_close(m);
     backend_close(be);

@@ -356,9 +356,13 @@ static enum status print_line(const char *label, const char *stage, const char *
     TRY(json_load(file, &j));
     const struct json *m = json_first(json_get(j, "models"));
     const struct json *perplexity = json_get(m, "perplexity");
-    printf("%-12s %-10s %10.0f %12.3f ± %-8.3f %8.4f\n", label, stage,
+    const struct json *se = json_get(perplexity, "se");
+    char spread[32] = "";
+    if (json_is_number(se)) /* one window gives none */
+        snprintf(spread, sizeof spread, "± %.3f", json_number(se));
+    printf("%-12s %-10s %10.0f %12.3f %-*s %8.4f\n", label, stage,
            json_number(json_get(json_get(m, "kv_cache"), "bytes_per_token_formula")),
-           json_number(json_get(perplexity, "value")), json_number(json_get(perplexity, "se")),
+           json_number(json_get(perplexity, "value")), *spread ? 11 : 10, spread,
            json_number(json_get(json_get(m, "divergence"), "kl")));
     json_free(j);
     return STATUS_OK;

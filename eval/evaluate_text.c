@@ -135,6 +135,16 @@ static void kv_heads_text(const struct model_config *c, char *out, size_t n) {
     snprintf(out, n, "%d-%" PRId64 " of %" PRId64, least, model_kv_max(c), c->n_head);
 }
 
+/* One window gives no standard error: the value then stands alone. value NULL: the heading. */
+static void estimate_text(const char *heading, const double *value, double se, char out[CELL]) {
+    if (!value)
+        snprintf(out, CELL, "%s", heading);
+    else if (isnan(se))
+        snprintf(out, CELL, "%.4f", *value);
+    else
+        snprintf(out, CELL, "%.4f ± %.4f", *value, se);
+}
+
 static int fill_row(const struct evaluator *e, const struct evaluation *r, char (*cell)[CELL]) {
     int n = 0;
     bool head = !r;
@@ -150,11 +160,11 @@ static int fill_row(const struct evaluator *e, const struct evaluation *r, char 
         snprintf(cell[n++], CELL, "%.0f", r->cache_allocated);
     }
     if (e->has_data) {
-        snprintf(cell[n++], CELL, head ? "perplexity" : "%.4f ± %.4f",
-                 head ? 0 : r->perplexity.value, head ? 0 : r->perplexity.se);
+        estimate_text("perplexity", r ? &r->perplexity.value : NULL, r ? r->perplexity.se : 0,
+                      cell[n++]);
         if (e->teacher) {
-            snprintf(cell[n++], CELL, head ? "KL" : "%.4f ± %.4f", head ? 0 : r->perplexity.kl.mean,
-                     head ? 0 : r->perplexity.kl.se);
+            estimate_text("KL", r ? &r->perplexity.kl.mean : NULL, r ? r->perplexity.kl.se : 0,
+                          cell[n++]);
             snprintf(cell[n++], CELL, head ? "agree" : "%.2f %%",
                      head ? 0 : 100 * r->perplexity.agree.mean);
         }
