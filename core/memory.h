@@ -8,6 +8,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* a * b and a + b for non-negative sizes; false on overflow or a negative operand. */
 bool size_mul(int64_t a, int64_t b, int64_t *out) MUST_USE;
 bool size_add(int64_t a, int64_t b, int64_t *out) MUST_USE;
@@ -45,5 +49,9 @@ enum status arena_strndup(struct arena *a, const char *text, int64_t n, char **o
 enum status arena_printf(struct arena *a, char **out, const char *fmt, ...) MUST_USE
     PRINTF_LIKE(3, 4);
 void arena_free(struct arena *a);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -3,6 +3,10 @@
 #ifndef REGROUP_CORE_STATUS_H
 #define REGROUP_CORE_STATUS_H
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum status {
     STATUS_OK = 0,
     STATUS_FAILED = 1,      /* bad input, I/O, out of memory: message says what to do; exit 1 */
@@ -36,5 +40,9 @@ const char *status_message(void);
         if (status != STATUS_OK)                                                                   \
             goto out;                                                                              \
     } while (0)
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

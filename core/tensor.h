@@ -8,6 +8,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum dtype {
     DTYPE_F64,
     DTYPE_F32,
@@ -80,5 +84,9 @@ int64_t tensor_count(const struct tensor *t); /* elements */
 int64_t tensor_bytes(const struct tensor *t);
 /* "[64, 32]" into `out`, always terminated; returns out. */
 char *tensor_shape_text(int rank, const int64_t *shape, char *out, int64_t n_out);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

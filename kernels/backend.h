@@ -19,6 +19,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 struct backend;
 
 enum stream_id { STREAM_COMPUTE, STREAM_COPY };
@@ -229,5 +233,9 @@ enum status backend_open(const char *name, struct backend **out) MUST_USE;
 void backend_close(struct backend *be); /* NULL is fine */
 /* "auto|cpu|cpu-ref...": those built in, for --help. */
 const char *backend_names(void);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
