@@ -26,7 +26,7 @@ enum status memory_alloc(int64_t count, int64_t size, const char *what, void *ou
     if (!p)
         return status_nomem(what, (double)bytes);
     memset(p, 0, (size_t)rounded);
-    atomic_fetch_add(&alloc_count, 1);
+    memory_count_alloc();
     memcpy(out, &p, sizeof p);
     return STATUS_OK;
 }
@@ -49,6 +49,10 @@ enum status memory_grow(void *items, int64_t *capacity, int64_t need, int64_t si
     memcpy(items, &fresh, sizeof fresh);
     *capacity = target;
     return STATUS_OK;
+}
+
+void memory_count_alloc(void) {
+    atomic_fetch_add(&alloc_count, 1);
 }
 
 int64_t memory_alloc_count(void) {

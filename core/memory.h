@@ -34,9 +34,11 @@ void memory_free(void *p);
  * `size` bytes; *capacity is updated. Amortised doubling; contents kept. */
 enum status memory_grow(void *items, int64_t *capacity, int64_t need, int64_t size,
                         const char *what) MUST_USE;
-/* Allocations made by memory_alloc, memory_grow and arenas so far, in all threads. A training or
- * decode step must leave it unchanged. */
+/* Allocations made by memory_alloc, memory_grow and arenas so far, in all threads, and those of
+ * device memory, which memory_count_alloc adds. A training or decode step must leave it unchanged.
+ */
 int64_t memory_alloc_count(void);
+void memory_count_alloc(void);
 
 struct arena_block;
 struct arena {

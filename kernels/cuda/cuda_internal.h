@@ -22,6 +22,7 @@ enum cuda_scratch_use {
     CUDA_SCRATCH_LOSS,      /* a tile of logits */
     CUDA_SCRATCH_COUNT
 };
+enum { CUDA_RETIRED = 16 };
 
 struct cuda_staging; /* pinned memory between a stream and pageable memory (cuda_memory.c) */
 struct cuda_graphs;  /* instantiated graphs by key (cuda_graph.c) */
@@ -30,14 +31,15 @@ struct cuda_state { /* what backend.state points to */
     int device;
     int sm; /* compute capability: 80, 90, ... */
     int n_multiprocessor;
-    int shared_limit; /* bytes of shared memory one block may opt in to */
-    int64_t l2_bytes;
+    int shared_limit;       /* bytes of shared memory one block may opt in to */
     cudaStream_t stream[2]; /* by enum stream_id */
     cudaEvent_t event[2];   /* of `wait`, by the stream waited for */
     struct cuda_staging *staging[2];
     struct cuda_graphs *graphs;
     void *scratch[CUDA_SCRATCH_COUNT];
     int64_t scratch_bytes[CUDA_SCRATCH_COUNT];
+    void *retired[CUDA_RETIRED]; /* scratch outgrown while a graph was recorded */
+    int n_retired;
     const char *attention; /* "own", "cudnn" or "auto" (cuda_attention.c) */
 
     /* Owned by one file each, made on first use; its close is called by backend_close if not
@@ -79,16 +81,16 @@ bool cuda_capturing(const struct backend *be);
 #define CUDA_OPS(X)                                                                                \
     X(embed, embed)                                                                                \
     X(embed_bwd, embed)                                                                            \
-    X(rmsnorm, rmsnorm)                                                                            \
-    X(rmsnorm_bwd, rmsnorm_bwd)                                                                    \
+    X(norm, norm)                                                                                  \
+    X(norm_bwd, norm_bwd)                                                                          \
     X(matmul, matmul)                                                                              \
     X(bias_bwd, bias_bwd)                                                                          \
     X(rope, rope)                                                                                  \
     X(attention, attention)                                                                        \
     X(attention_bwd, attention_bwd)                                                                \
     X(copy_heads, copy_heads)                                                                      \
-    X(swiglu, swiglu)                                                                              \
-    X(swiglu_bwd, swiglu_bwd)                                                                      \
+    X(activation, activation)                                                                      \
+    X(activation_bwd, activation_bwd)                                                              \
     X(add, add)                                                                                    \
     X(difference, difference)                                                                      \
     X(head_loss, head_loss)                                                                        \
