@@ -103,7 +103,8 @@ enum status one_layer_open(const struct model_folder *folder, struct backend *be
                            int64_t n_seq, struct one_layer *out) {
     struct model_config *c = NULL;
     enum status status;
-    *out = (struct one_layer){.folder = folder, .n_batch = size_max(1, ROWS_AT_A_TIME / n_seq)};
+    *out = (struct one_layer){
+        .folder = folder, .n_batch = size_max(1, ROWS_AT_A_TIME / n_seq), .n_seq = n_seq};
     TRY(memory_alloc(1, (int64_t)sizeof *c, "configuration", &c));
     *c = folder->config;
     c->n_layer = 1;
@@ -133,8 +134,19 @@ enum status one_layer_set(struct one_layer *o, enum role role, const float *valu
     return m->be->sync(m->be, STREAM_COMPUTE);
 }
 
-enum status one_layer_load(struct one_layer *o, int64_t layer) {
+/* The same with another number of KV heads: a new model. */
+static enum status reopen(struct one_layer *o, int64_t n_kv) {
+    struct one_layer was = *o;
+    if (o->model->config.n_kv_head[0] == n_kv)
+        return STATUS_OK;
+    struct backend *be = o->model->be;
+    one_layer_close(o);
+    return one_layer_open(was.folder, be, n_kv, was.n_seq, o);
+}
+
+enum status one_layer_load(struct one_layer *o, int64_t layer, int64_t n_kv) {
     enum status status = STATUS_OK;
+    TRY(reopen(o, n_kv));
     for (int r = 0; r < ROLE_COUNT; r++) {
         const struct checkpoint_tensor *t;
         void *raw = NULL;

@@ -28,13 +28,14 @@ struct one_layer {
     const struct model_folder *folder; /* borrowed */
     struct model *model;
     struct acts *acts;
-    int64_t n_batch; /* windows at a time */
+    int64_t n_batch, n_seq; /* windows at a time, of n_seq tokens */
 };
 enum status one_layer_open(const struct model_folder *folder, struct backend *be, int64_t n_kv,
                            int64_t n_seq, struct one_layer *out) MUST_USE;
 void one_layer_close(struct one_layer *o);
-/* Weights of `layer` from the folder, but for K and V (and biases) when n_kv differs. */
-enum status one_layer_load(struct one_layer *o, int64_t layer) MUST_USE;
+/* From now on with n_kv KV heads: weights of `layer` from the folder, but for K and V (and biases)
+ * when it has another number of them. */
+enum status one_layer_load(struct one_layer *o, int64_t layer, int64_t n_kv) MUST_USE;
 /* n values of one role. */
 enum status one_layer_set(struct one_layer *o, enum role role, const float *values,
                           int64_t n) MUST_USE;

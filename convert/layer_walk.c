@@ -377,27 +377,39 @@ out:
     return status;
 }
 
+/* k->from, whose KV heads are as many as k->to wants, or are to be merged. */
+static enum status fit_to(struct walk *k, struct rotary rotary, struct fit_error *error) {
+    if (k->to.n_kv == k->from.n_kv) {
+        *error = (struct fit_error){0};
+        attn_weights_copy(&k->from, &k->to);
+        return STATUS_OK;
+    }
+    return fit_layer(&k->from, k->moment, k->seen, rotary, k->p->options.method, &k->to, error,
+                     k->what);
+}
+
 static enum status fit_one(struct walk *k, int64_t layer) {
     struct convert_plan *p = k->p;
     struct layer_fit *report = &p->layers[layer];
     struct rotary rotary = {.dims = p->config.head_dim};
     struct fit_error error;
     snprintf(k->what, sizeof k->what, "%s: layer %lld", p->options.from, (long long)layer);
+    k->from.n_kv = k->permuted.n_kv = p->folder->config.n_kv_head[layer];
+    k->to.n_kv = p->config.n_kv_head[layer];
     TRY(read_weights(k, layer));
     if (k->calib.n_window)
-        TRY(one_layer_load(&k->teacher, layer));
+        TRY(one_layer_load(&k->teacher, layer, k->from.n_kv));
     if (p->options.grouping == GROUPING_FIT) {
         TRY(k->calib.n_window ? teacher_pass(k, false) : plain_moment(k, layer));
         TRY(group(k, layer, rotary));
     }
     TRY(k->calib.n_window ? teacher_pass(k, true) : plain_moment(k, layer));
-    TRY(fit_layer(&k->from, k->moment, k->seen, rotary, p->options.method, &k->to, &error,
-                  k->what));
+    TRY(fit_to(k, rotary, &error));
     report->fitted = true;
     report->k_error = error.k;
     report->v_error = error.v;
     if (k->has_student) {
-        TRY(one_layer_load(&k->student, layer));
+        TRY(one_layer_load(&k->student, layer, k->to.n_kv));
         TRY(put_roles(k, layer));
         TRY(refit_o(k, report));
         if (p->options.refit >= REFIT_QO)
@@ -453,14 +465,14 @@ static enum status open_calibration(struct walk *k) {
     TRY(memory_alloc(rows * (size_max(w, hd) + 1), 8, "activations", &k->wide));
     if (o->method == MERGE_FIT && c->width >= c->head_dim) {
         int64_t n_in = k->from.n_in, kept = SEEN_BUDGET / (c->n_head * n_in) + 1;
-        TRY(memory_alloc(o->n_kv_head * n_in * n_in, 8, "input moments", &k->seen));
+        TRY(memory_alloc(model_kv_max(&p->config) * n_in * n_in, 8, "input moments", &k->seen));
         TRY(memory_alloc(rows * hd, 4, "activations", &k->slice));
         TRY(memory_alloc(size_min(kept, rows) * c->n_head * n_in, 8, "activations", &k->kept));
     }
     if (o->refit == REFIT_NONE)
         return STATUS_OK;
     k->has_student = true;
-    TRY(one_layer_open(p->folder, k->be, o->n_kv_head, k->calib.n_seq, &k->student));
+    TRY(one_layer_open(p->folder, k->be, p->config.n_kv_head[0], k->calib.n_seq, &k->student));
     TRY(memory_alloc(n * w, 4, "residual streams", &k->x_student));
     TRY(memory_alloc(n * w, 4, "residual streams", &k->mid));
     memcpy(k->x_student, k->x_teacher, (size_t)(n * w) * 4);
@@ -504,12 +516,12 @@ enum status refit_run(struct convert_plan *p, struct checkpoint_writer *w,
     k->writer = w;
     k->buffers = b;
     k->from = (struct attn_weights){.n_head = c->n_head,
-                                    .n_kv = c->n_kv_head[0],
+                                    .n_kv = model_kv_max(c),
                                     .head_dim = c->head_dim,
                                     .width = c->width,
                                     .n_in = c->width + c->qkv_bias};
     k->permuted = k->to = k->from;
-    k->to.n_kv = p->options.n_kv_head;
+    k->to.n_kv = model_kv_max(&p->config);
     TRY_OUT(attn_weights_alloc(&k->from));
     TRY_OUT(attn_weights_alloc(&k->permuted));
     TRY_OUT(attn_weights_alloc(&k->to));

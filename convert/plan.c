@@ -36,7 +36,7 @@ bool refit_parse(const char *name, enum refit *out) {
 }
 
 /* What a conversion that measures cannot do. */
-static enum status check_fit(const struct convert_options *o, const struct model_config *c) {
+static enum status check_fit(const struct convert_options *o) {
     if (!convert_measures(o))
         return o->n_calibrate ? status_fail(STATUS_USAGE,
                                             "calibration text is given, but --method %s without a "
@@ -50,11 +50,6 @@ static enum status check_fit(const struct convert_options *o, const struct model
         return status_fail(
             STATUS_USAGE, "--refit %s measures on text: give --calibrate FILE, or --calibrate self",
             refit_name(o->refit));
-    if (!model_kv_uniform(c))
-        return status_fail(STATUS_FAILED,
-                           "%s: its layers have different numbers of KV heads, from which --method "
-                           "%s cannot start: use mean or first",
-                           o->from, merge_method_name(o->method));
     return STATUS_OK;
 }
 
@@ -91,6 +86,18 @@ static bool is_kv(enum role r) {
     return r == ROLE_K || r == ROLE_V || r == ROLE_K_BIAS || r == ROLE_V_BIAS;
 }
 
+/* A layer is fitted when its heads become fewer; with a refit also when another layer's do, whose
+ * errors it can make good. */
+static bool layer_is_fitted(const struct convert_plan *p, int64_t layer) {
+    const int32_t *from = p->folder->config.n_kv_head, *to = p->config.n_kv_head;
+    if (!convert_measures(&p->options))
+        return false;
+    for (int64_t l = 0; l < p->config.n_layer; l++)
+        if (from[l] > to[l] && (l == layer || p->options.refit != REFIT_NONE))
+            return true;
+    return false;
+}
+
 static enum status plan_item(const struct convert_plan *p, const struct checkpoint_tensor *t,
                              struct convert_item *item) {
     *item = (struct convert_item){.from = t,
@@ -105,15 +112,15 @@ static enum status plan_item(const struct convert_plan *p, const struct checkpoi
             item->to.dtype = p->options.dtype;
         if (is_kv(item->role)) {
             int64_t from = p->folder->config.n_kv_head[item->layer];
-            if (from != p->options.n_kv_head) {
+            int64_t to = p->config.n_kv_head[item->layer];
+            if (from != to) {
                 item->n_in = from;
-                item->n_out = p->options.n_kv_head;
+                item->n_out = to;
             }
             item->redraw = p->options.method == MERGE_RANDOM;
-            item->to.shape[0] = p->options.n_kv_head * p->config.head_dim;
+            item->to.shape[0] = to * p->config.head_dim;
         }
-        item->fitted = role_is_attention(item->role) && convert_measures(&p->options) &&
-                       p->folder->config.n_kv_head[item->layer] > p->options.n_kv_head;
+        item->fitted = role_is_attention(item->role) && layer_is_fitted(p, item->layer);
     } else {
         item->role = ROLE_COUNT;
     }
@@ -133,7 +140,7 @@ enum status convert_plan_open(const struct convert_options *options, struct conv
     p->options = *options;
     TRY_OUT(model_folder_open(options->from, &p->folder));
     p->config = p->folder->config;
-    TRY_OUT(check_fit(options, &p->config));
+    TRY_OUT(check_fit(options));
     TRY_OUT(arena_alloc(&p->arena, p->config.n_layer, (int64_t)sizeof *p->layers, &p->layers));
     for (int64_t l = 0; l < p->config.n_layer; l++) {
         TRY_OUT(check_heads(options, p->config.n_head, l, p->config.n_kv_head[l]));
