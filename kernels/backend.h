@@ -34,23 +34,29 @@ struct embed_args {
     struct tensor out;   /* [n_row, width] dtype; backward: d_out, read */
 };
 
-/* sum = x + residual (when residual.data), out = sum * rstd * weight, rstd = 1/sqrt(mean(sum^2) +
- * eps). RMSNorm (Zhang & Sennrich 2019) fused with the residual add in front of it. */
-struct rmsnorm_args {
+/* sum = x + residual (when residual.data), out = (sum - mean) * rstd * weight + bias, rstd =
+ * 1/sqrt(mean((sum - mean)^2) + eps). center: LayerNorm (Ba et al. 2016), mean is the row's;
+ * otherwise it is 0: RMSNorm (Zhang & Sennrich 2019). Fused with the residual add in front of it.
+ * The mean is not kept: the backward reads the whole row anyway and takes it again. */
+struct norm_args {
     struct tensor x, residual; /* [n_row, width] dtype; residual.data NULL: none */
-    struct tensor weight;      /* [width] dtype */
+    struct tensor weight;      /* [width] dtype; data NULL: 1 */
+    struct tensor bias;        /* [width] dtype; data NULL: 0 */
     double eps;
     struct tensor sum;  /* [n_row, width] dtype; written when residual is given; may alias x */
     struct tensor out;  /* [n_row, width] dtype */
     struct tensor rstd; /* [n_row] G; data NULL: not kept */
+    bool center;
 };
-/* d_x = d_residual (when data) + gradient through the norm; d_weight += .
+/* d_x = d_residual (when data) + gradient through the norm; d_weight += , d_bias += .
  * d_residual is the gradient that reached `sum` past the norm; d_x may alias it. */
-struct rmsnorm_bwd_args {
-    struct tensor d_out, x, weight, rstd; /* x is what was normalised (sum) */
-    struct tensor d_residual;             /* [n_row, width] dtype or data NULL */
-    struct tensor d_x;                    /* [n_row, width] dtype */
-    struct tensor d_weight;               /* [width] G; data NULL: not wanted */
+struct norm_bwd_args {
+    struct tensor d_out, x, rstd;   /* x is what was normalised (sum) */
+    struct tensor weight;           /* data NULL: 1 */
+    struct tensor d_residual;       /* [n_row, width] dtype or data NULL */
+    struct tensor d_x;              /* [n_row, width] dtype */
+    struct tensor d_weight, d_bias; /* [width] G; data NULL: not wanted */
+    bool center;
 };
 
 /* c = op(a) op(b) + beta * c + bias. op transposes when trans_*; a is [m,k] (or [k,m] stored),
@@ -121,14 +127,29 @@ struct copy_heads_args {
     struct heads from, to;
 };
 
-/* out[r, j] = silu(gate_up[r, j]) * gate_up[r, n_ff + j]: the two halves of one packed row. */
-struct swiglu_args {
-    struct tensor gate_up; /* [n_row, 2 * n_ff] dtype */
-    struct tensor out;     /* [n_row, n_ff] dtype */
+/* What stands between the matmuls of a feed-forward branch. Gated: the two halves of one packed
+ * row, out[r, j] = f(in[r, j]) * in[r, n_ff + j]; otherwise out[r, j] = f(in[r, j]).
+ * gelu(x) = x Phi(x); gelu_tanh(x) = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+ * (Hendrycks & Gimpel 2016, Shazeer 2020). */
+enum activation_kind {
+    ACTIVATION_SWIGLU, /* gated, f = silu */
+    ACTIVATION_GEGLU,  /* gated, f = gelu_tanh */
+    ACTIVATION_GELU,
+    ACTIVATION_GELU_TANH,
+    ACTIVATION_COUNT
 };
-struct swiglu_bwd_args {
-    struct tensor gate_up, d_out; /* as above */
-    struct tensor d_gate_up;      /* [n_row, 2 * n_ff] dtype, overwritten; may alias gate_up */
+static inline bool activation_is_gated(enum activation_kind kind) {
+    return kind == ACTIVATION_SWIGLU || kind == ACTIVATION_GEGLU;
+}
+struct activation_args {
+    struct tensor in;  /* [n_row, 2 * n_ff when gated, else n_ff] dtype */
+    struct tensor out; /* [n_row, n_ff] dtype; may alias in when not gated */
+    enum activation_kind kind;
+};
+struct activation_bwd_args {
+    struct tensor in, d_out; /* as above */
+    struct tensor d_in;      /* shaped like in, overwritten; may alias in */
+    enum activation_kind kind;
 };
 
 /* out = a + b elementwise; out may alias either. */
@@ -136,11 +157,13 @@ struct add_args {
     struct tensor a, b, out; /* same shape and dtype */
 };
 
-/* out = scale * (a - b) elementwise; out may alias either. The gradient of a squared error, whose
- * sum_squares is the error itself. */
+/* out = scale / size * (a - b) elementwise; out may alias either. The gradient of a squared error,
+ * whose sum_squares is the error itself; with `size` the sum of squares of b, of the relative one.
+ */
 struct difference_args {
     struct tensor a, b, out; /* same shape and dtype */
     double scale;
+    struct tensor size; /* [1] F64, where 0 stands for the number of elements; data NULL: 1 */
 };
 
 /* The output head and its loss in one, over tiles: tokens x vocabulary is never stored for the
@@ -161,21 +184,43 @@ struct head_loss_args {
 };
 
 /* AdamW with decoupled decay (Loshchilov & Hutter 2019) on n consecutive parameters:
- *   g = grad * grad_scale; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2
+ *   g = grad * grad_scale * clipping;   m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2
  *   master -= lr * ( (m / c1) / (sqrt(v / c2) + eps) + decay * master ),  c = 1 - beta^step
- * then param = round(master). With param dtype == G, param and master may be the same memory. */
+ * then param = round(master). With param dtype == G, param and master may be the same memory.
+ *
+ * clipping = min(1, clip / (sqrt(last of grad_square) + 1e-6)); 1 when clip is 0. When any entry of
+ * grad_square is not finite, param, master, m and v stay untouched: with one entry a step, nothing
+ * moves from the first bad step on, though the host reads the numbers some steps later.
+ *
+ * rounding_seed 0: to nearest. Else a BF16 param is rounded stochastically (other dtypes never):
+ *   mix(x): x ^= x >> 16; x *= 0x7feb352d; x ^= x >> 15; x *= 0x846ca68b; x ^= x >> 16   (32 bits)
+ *   r = mix(mix(low(i) ^ low(seed)) ^ (high(i) + high(seed))) >> 16,   i the element's index,
+ *   low and high 32 bits of a number; param = upper 16 bits of ((bits of master as F32) + r)
+ * NaN stays NaN as in rounding to nearest. The expected value is master itself. */
 struct adamw_args {
     struct tensor param;              /* [n] dtype */
     struct tensor master, m, v, grad; /* [n] G */
     double lr, beta1, beta2, eps, weight_decay, grad_scale;
     int64_t step; /* from 1 */
+    double clip;  /* 0: never */
+    /* [k] F64: sums of squares of all gradients, of the latest k steps, this one's last; data NULL:
+     * taken as finite, and nothing is clipped. */
+    struct tensor grad_square;
+    uint64_t rounding_seed;
 };
+static inline uint32_t adamw_mix(uint32_t x) {
+    x ^= x >> 16;
+    x *= 0x7feb352du;
+    x ^= x >> 15;
+    x *= 0x846ca68bu;
+    return x ^ x >> 16;
+}
 
-/* Sum of squares of x [n] into *out (host), accumulated in double in a fixed order; NaN and
- * infinities propagate. Waits for the result. */
+/* out = sum of squares of x [n], accumulated in double in a fixed order; NaN and infinities
+ * propagate. Stays on the device: download it to know it. */
 struct sum_squares_args {
     struct tensor x;
-    double *out;
+    struct tensor out; /* [1] F64 */
 };
 
 /* out = convert(x), elementwise, any float dtypes. */
@@ -205,18 +250,25 @@ struct backend {
     enum status (*wait)(struct backend *, enum stream_id waiter, enum stream_id on) MUST_USE;
     void (*close)(struct backend *);
 
+    /* Optional (NULL: the ops run as they come): what STREAM_COMPUTE is given between the two is
+     * recorded and launched at once. `key`, e.g. an address, says whose work it is: a recording of
+     * nearly the same ops under the same key is cheaper. Between them no alloc, no sync, no
+     * transfer. graph_end follows every graph_begin that succeeded, even when an op failed. */
+    enum status (*graph_begin)(struct backend *, int64_t key) MUST_USE;
+    enum status (*graph_end)(struct backend *) MUST_USE;
+
     BACKEND_OP(embed);
     enum status (*embed_bwd)(struct backend *, const struct embed_args *) MUST_USE;
-    BACKEND_OP(rmsnorm);
-    BACKEND_OP(rmsnorm_bwd);
+    BACKEND_OP(norm);
+    BACKEND_OP(norm_bwd);
     BACKEND_OP(matmul);
     BACKEND_OP(bias_bwd);
     BACKEND_OP(rope);
     BACKEND_OP(attention);
     BACKEND_OP(attention_bwd);
     BACKEND_OP(copy_heads);
-    BACKEND_OP(swiglu);
-    BACKEND_OP(swiglu_bwd);
+    BACKEND_OP(activation);
+    BACKEND_OP(activation_bwd);
     BACKEND_OP(add);
     BACKEND_OP(difference);
     BACKEND_OP(head_loss);
@@ -231,8 +283,14 @@ struct backend {
  * and when a required slot is empty. */
 enum status backend_open(const char *name, struct backend **out) MUST_USE;
 void backend_close(struct backend *be); /* NULL is fine */
+/* The optional slots, where there are any. */
+enum status backend_graph_begin(struct backend *be, int64_t key) MUST_USE;
+/* `status` is what the ops in between returned; theirs is the failure that is reported. */
+enum status backend_graph_end(struct backend *be, enum status status) MUST_USE;
 /* "auto|cpu|cpu-ref...": those built in, for --help. */
 const char *backend_names(void);
+/* One line: what the CUDA backend was built for and which device it sees, or why none. */
+void backend_describe_cuda(char *out, int64_t n_out);
 
 #ifdef __cplusplus
 }

@@ -50,14 +50,14 @@ static enum status drop_unwanted(const struct pass *p, int64_t first, int64_t la
 static enum status norm_bwd(const struct pass *p, struct tensor d_out, struct tensor x,
                             int64_t param, void *rstd, struct tensor d_residual) {
     const struct model *m = p->m;
-    struct rmsnorm_bwd_args args = {.d_out = d_out,
-                                    .x = x,
-                                    .weight = model_view(m, m->data, m->dtype, param),
-                                    .rstd = acts_rstd(p->a, rstd),
-                                    .d_residual = d_residual,
-                                    .d_x = acts_rows(p->a, p->a->d_x, m->config.width),
-                                    .d_weight = grad(p, param, param)};
-    return m->be->rmsnorm_bwd(m->be, &args);
+    struct norm_bwd_args args = {.d_out = d_out,
+                                 .x = x,
+                                 .weight = model_view(m, m->data, m->dtype, param),
+                                 .rstd = acts_rstd(p->a, rstd),
+                                 .d_residual = d_residual,
+                                 .d_x = acts_rows(p->a, p->a->d_x, m->config.width),
+                                 .d_weight = grad(p, param, param)};
+    return m->be->norm_bwd(m->be, &args);
 }
 
 static enum status bias_bwd(const struct pass *p, struct tensor d_out, int64_t first_col,
@@ -85,8 +85,9 @@ static enum status ffn_bwd(const struct pass *p, int64_t layer) {
     struct tensor gate_up = acts_rows(a, s->gate_up, 2 * c->n_ff);
     TRY(linear_bwd(m, d_x, ff, model_view(m, m->data, m->dtype, at[ROLE_DOWN]), d_ff,
                    grad(p, at[ROLE_DOWN], at[ROLE_DOWN])));
-    struct swiglu_bwd_args swiglu = {.gate_up = gate_up, .d_out = d_ff, .d_gate_up = gate_up};
-    TRY(m->be->swiglu_bwd(m->be, &swiglu));
+    struct activation_bwd_args activation = {
+        .in = gate_up, .d_out = d_ff, .d_in = gate_up, .kind = ACTIVATION_SWIGLU};
+    TRY(m->be->activation_bwd(m->be, &activation));
     TRY(linear_bwd(m, gate_up, acts_rows(a, s->h2, c->width),
                    model_span(m, m->data, m->dtype, at[ROLE_GATE], at[ROLE_UP]), d_h,
                    grad(p, at[ROLE_GATE], at[ROLE_UP])));

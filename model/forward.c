@@ -1,7 +1,7 @@
 /* The forward pass, one for training (no cache), scoring and decoding (cache).
  *
  *   sum1 = stream + branch   h1 = norm(sum1)   qkv = rope(h1 Wqkv + b)   att = attention(qkv)
- *   sum2 = sum1 + att Wo     h2 = norm(sum2)   ff = swiglu(h2 Wgu)       branch = ff Wdown */
+ *   sum2 = sum1 + att Wo     h2 = norm(sum2)   ff = act(h2 Wgu)          branch = ff Wdown */
 #include "model/acts.h"
 
 static struct tensor weight(const struct model *m, int64_t param) {
@@ -17,14 +17,14 @@ static enum status linear(const struct model *m, struct tensor x, struct tensor 
 
 static enum status norm(const struct model *m, struct tensor x, struct tensor residual,
                         int64_t param, struct tensor sum, struct tensor out, struct tensor rstd) {
-    struct rmsnorm_args args = {.x = x,
-                                .residual = residual,
-                                .weight = weight(m, param),
-                                .eps = m->config.norm_eps,
-                                .sum = sum,
-                                .out = out,
-                                .rstd = rstd};
-    return m->be->rmsnorm(m->be, &args);
+    struct norm_args args = {.x = x,
+                             .residual = residual,
+                             .weight = weight(m, param),
+                             .eps = m->config.norm_eps,
+                             .sum = sum,
+                             .out = out,
+                             .rstd = rstd};
+    return m->be->norm(m->be, &args);
 }
 
 struct rope_args layer_rope(const struct model *m, const struct acts *a, int64_t layer, void *qkv) {
@@ -144,11 +144,12 @@ enum status layer_forward(const struct model *m, struct acts *a, int64_t layer, 
     struct tensor h2 = acts_rows(a, s->h2, w), branch = acts_rows(a, a->branch, w);
     TRY(layer_attend(m, a, layer, add_branch, cache));
     TRY(norm(m, sum1, branch, at[ROLE_FFN_NORM], sum2, h2, acts_rstd(a, s->rstd2)));
-    struct swiglu_args swiglu = {.gate_up = acts_rows(a, s->gate_up, 2 * c->n_ff),
-                                 .out = acts_rows(a, s->ff, c->n_ff)};
+    struct activation_args activation = {.in = acts_rows(a, s->gate_up, 2 * c->n_ff),
+                                         .out = acts_rows(a, s->ff, c->n_ff),
+                                         .kind = ACTIVATION_SWIGLU};
     TRY(linear(m, h2, model_span(m, m->data, m->dtype, at[ROLE_GATE], at[ROLE_UP]), none,
-               swiglu.gate_up));
-    return be->swiglu(be, &swiglu);
+               activation.in));
+    return be->activation(be, &activation);
 }
 
 enum status model_forward(const struct model *m, struct acts *a, struct kv_cache *cache,

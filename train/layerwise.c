@@ -23,15 +23,13 @@ static enum status layer_step(struct trainer *t, int64_t layer, double weight) {
                                &taught));
     TRY(model_attention_branch(t->student, t->acts, layer, c->batch, c->seq_len, stream, &learnt));
     double size, error;
-    struct sum_squares_args of_taught = {.x = taught, .out = &size};
-    TRY(be->sum_squares(be, &of_taught));
+    TRY(trainer_squares(t, taught, &size));
     if (size == 0) /* a branch that adds nothing: its absolute error */
         size = (double)tensor_count(&taught);
     struct difference_args off = {.a = learnt, .b = taught, .out = acts_d_hidden(t->acts)};
     off.scale = 2 * weight / (size * (double)t->student->config.n_layer);
     TRY(be->difference(be, &off));
-    struct sum_squares_args of_off = {.x = off.out, .out = &error};
-    TRY(be->sum_squares(be, &of_off));
+    TRY(trainer_squares(t, off.out, &error));
     t->layer_loss[layer] += weight * (error / off.scale / off.scale) / size;
     return model_attention_branch_bwd(t->student, t->acts, layer, t->grads, t->wanted);
 }

@@ -91,6 +91,8 @@ static enum status allocate(struct trainer *t) {
     TRY(device(t, rows, size, "row losses", &t->nll));
     TRY(device(t, rows, size, "row losses", &t->kl));
     TRY(device(t, rows, size, "row losses", &t->agree));
+    TRY(device(t, 1, (int64_t)sizeof(double), "the gradient's size", &t->squares.data));
+    t->squares = tensor_1d(DTYPE_F64, t->squares.data, 1);
     TRY(device(t, t->student->n_param, size, "gradients", &t->grads));
     TRY(device(t, t->n_state, size, "AdamW's first moments", &t->m));
     TRY(device(t, t->n_state, size, "AdamW's second moments", &t->v));
@@ -137,7 +139,7 @@ void trainer_close(struct trainer *t) {
     acts_close(t->acts);
     acts_close(t->teacher_acts);
     void *on_device[] = {t->ids,   t->targets, t->nll, t->kl, t->agree,
-                         t->grads, t->master,  t->m,   t->v};
+                         t->grads, t->master,  t->m,   t->v,  t->squares.data};
     for (size_t i = 0; i < sizeof on_device / sizeof *on_device; i++)
         if (on_device[i])
             t->be->free(t->be, on_device[i]);
@@ -225,18 +227,24 @@ static enum status run_batch(struct trainer *t, int64_t n_batch, const int32_t *
     return add_rows(t, n, targets, sum);
 }
 
+enum status trainer_squares(struct trainer *t, struct tensor x, double *out) {
+    struct sum_squares_args args = {.x = x, .out = t->squares};
+    TRY(t->be->sum_squares(t->be, &args));
+    TRY(t->be->download(t->be, STREAM_COMPUTE, out, t->squares.data, sizeof *out));
+    return t->be->sync(t->be, STREAM_COMPUTE);
+}
+
 static enum status gradient_norm(struct trainer *t, double *out) {
     double sum = 0;
-    struct sum_squares_args all = {.x = flat(t, t->grads, 0, t->student->n_param), .out = &sum};
-    TRY(t->be->sum_squares(t->be, &all)); /* frozen parameters' gradients and padding are zero */
+    /* frozen parameters' gradients and padding are zero */
+    TRY(trainer_squares(t, flat(t, t->grads, 0, t->student->n_param), &sum));
     *out = sqrt(sum);
     if (isfinite(*out))
         return STATUS_OK;
     const char *name = "all of them together";
     for (int64_t i = 0; i < t->n_trained; i++) {
         const struct param *p = &t->student->params[t->trained[i].param];
-        struct sum_squares_args one = {.x = flat(t, t->grads, p->offset, p->count), .out = &sum};
-        TRY(t->be->sum_squares(t->be, &one));
+        TRY(trainer_squares(t, flat(t, t->grads, p->offset, p->count), &sum));
         if (!isfinite(sum)) {
             name = p->name;
             break;

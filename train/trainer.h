@@ -28,6 +28,7 @@ struct trainer {
     /* one micro-batch on the device: [batch * seq_len] */
     int32_t *ids, *targets;
     void *nll, *kl, *agree; /* in `grad_dtype` */
+    struct tensor squares;  /* [1] F64 on the device: of the gradient */
     /* on the host: all micro-batches of a step, and the rows of one */
     int32_t *host_ids, *host_targets; /* [grad_accum * batch * seq_len] */
     double *layer_loss;               /* [n_layer] of the latest step; NULL: not layer by layer */
@@ -57,6 +58,8 @@ enum status trainer_step(struct trainer *t, double lr, struct train_step *out) M
 /* Means over the first max_windows (0: all) windows in order, at temperature 1. */
 enum status trainer_eval(struct trainer *t, const struct batcher *heldout, int64_t max_windows,
                          struct loss_parts *out) MUST_USE;
+/* Sum of squares of a tensor on the device. */
+enum status trainer_squares(struct trainer *t, struct tensor x, double *out) MUST_USE;
 /* The master weight, first or second moment of a trained parameter, flat. */
 enum trainer_buffer { TRAINER_MASTER, TRAINER_M, TRAINER_V, TRAINER_BUFFERS };
 struct tensor trainer_state(const struct trainer *t, enum trainer_buffer which, int64_t i);

@@ -1,4 +1,5 @@
-/* Arguments that no CPU backend can take: ids outside a table, shapes that do not fit together. */
+/* Arguments that no CPU backend can take: ids outside a table, shapes that do not fit together; and
+ * what both make of the same scalar arguments. */
 #include "kernels/cpu/cpu_internal.h"
 
 #include <math.h>
@@ -51,4 +52,35 @@ enum status cpu_check_head_loss(const struct head_loss_args *a) {
         return status_fail(STATUS_FAILED, "head_loss: temperature %g is not positive",
                            a->temperature);
     return STATUS_OK;
+}
+
+bool cpu_adamw_scale(const struct adamw_args *a, double *grad_scale) {
+    const double *squares = a->grad_square.data;
+    *grad_scale = a->grad_scale;
+    if (!squares)
+        return true;
+    int64_t n = tensor_count(&a->grad_square);
+    for (int64_t i = 0; i < n; i++)
+        if (!isfinite(squares[i]))
+            return false;
+    double clipping = a->clip > 0 ? a->clip / (sqrt(squares[n - 1]) + 1e-6) : 1;
+    if (clipping < 1)
+        *grad_scale *= clipping;
+    return true;
+}
+
+double cpu_difference_scale(const struct difference_args *a) {
+    double size = a->size.data ? *(const double *)a->size.data : 1;
+    return a->scale / (size == 0 ? (double)tensor_count(&a->out) : size);
+}
+
+uint16_t cpu_bf16_stochastic(float v, uint64_t seed, int64_t i) {
+    union {
+        float f;
+        uint32_t u;
+    } x = {v};
+    uint64_t at = (uint64_t)i;
+    uint32_t r = adamw_mix((uint32_t)at ^ (uint32_t)seed);
+    r = adamw_mix(r ^ ((uint32_t)(at >> 32) + (uint32_t)(seed >> 32))) >> 16;
+    return isnan(v) ? f32_to_bf16(v) : (uint16_t)((x.u + r) >> 16);
 }

@@ -19,6 +19,11 @@ enum status cpu_check_matmul(const struct matmul_args *a) MUST_USE;
 enum status cpu_check_embed(const char *op, const struct embed_args *a) MUST_USE;
 enum status cpu_check_head_loss(const struct head_loss_args *a) MUST_USE;
 
+/* What both take from their scalar arguments. False: the step is to change nothing. */
+bool cpu_adamw_scale(const struct adamw_args *a, double *grad_scale);
+double cpu_difference_scale(const struct difference_args *a);
+uint16_t cpu_bf16_stochastic(float v, uint64_t seed, int64_t i);
+
 /* Memory an op of "cpu" may use while it runs: at least `bytes`, 64-byte aligned, grown on demand
  * and then reused, so that a steady step allocates nothing. *(void **)out receives it. One region
  * per use: an op that calls another one (the loss calls matmul) must not share with it. */
@@ -42,15 +47,15 @@ enum status cpu_scratch(struct backend *be, enum cpu_scratch_use use, int64_t by
 #define CPU_FAST_OPS(X)                                                                            \
     X(embed, embed)                                                                                \
     X(embed_bwd, embed)                                                                            \
-    X(rmsnorm, rmsnorm)                                                                            \
-    X(rmsnorm_bwd, rmsnorm_bwd)                                                                    \
+    X(norm, norm)                                                                                  \
+    X(norm_bwd, norm_bwd)                                                                          \
     X(bias_bwd, bias_bwd)                                                                          \
     X(rope, rope)                                                                                  \
     X(attention, attention)                                                                        \
     X(attention_bwd, attention_bwd)                                                                \
     X(copy_heads, copy_heads)                                                                      \
-    X(swiglu, swiglu)                                                                              \
-    X(swiglu_bwd, swiglu_bwd)                                                                      \
+    X(activation, activation)                                                                      \
+    X(activation_bwd, activation_bwd)                                                              \
     X(add, add)                                                                                    \
     X(difference, difference)                                                                      \
     X(head_loss, head_loss)                                                                        \

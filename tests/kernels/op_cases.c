@@ -82,61 +82,77 @@ static void declare_embed_bwd(struct op_case *c) {
     c->forward = forward_embed;
 }
 
-/* rmsnorm: rows, width, residual? */
-RUN(run_rmsnorm) {
+/* norm: rows, width, residual?, center?, no weight?, bias? */
+static struct tensor optional(struct tensor t) {
+    return tensor_count(&t) ? t : (struct tensor){0};
+}
+RUN(run_norm) {
     const int64_t w = c->dim[1];
-    struct rmsnorm_args a = {.x = MAT(0, w), .weight = VEC(1), .eps = 1e-5, .out = MAT(2, w)};
-    a.rstd = VEC(3);
+    struct norm_args a = {.x = MAT(0, w), .eps = 1e-5, .out = MAT(2, w), .center = c->dim[3]};
+    a.weight = optional(VEC(1)), a.rstd = VEC(3);
     if (c->dim[2])
         a.residual = MAT(4, w), a.sum = MAT(5, w);
-    return be->rmsnorm(be, &a);
+    a.bias = optional(VEC(c->n_buffer - 1));
+    return be->norm(be, &a);
 }
-static void declare_rmsnorm(struct op_case *c) {
+static void declare_norm(struct op_case *c) {
     const int64_t *d = c->dim, n = d[0] * d[1];
-    c->op = d[2] ? "rmsnorm+residual" : "rmsnorm";
+    c->op = d[2] ? "norm+residual" : "norm";
     IN("x", n);
-    IN("weight", d[1]);
+    IN("weight", d[4] ? 0 : d[1]);
     OUT("out", n);
     add(c, "rstd", BUFFER_GRAD, ROLE_OUT, d[0]);
     if (d[2]) {
         IN("residual", n);
         OUT("sum", n);
     }
-    c->run = run_rmsnorm;
+    IN("bias", d[5] ? d[1] : 0); /* last */
+    c->run = run_norm;
 }
-RUN(run_rmsnorm_bwd) {
+RUN(run_norm_bwd) {
     const int64_t w = c->dim[1];
-    struct rmsnorm_bwd_args a = {.x = MAT(0, w), .weight = VEC(1), .rstd = VEC(2)};
-    a.d_out = MAT(3, w), a.d_x = MAT(4, w), a.d_weight = VEC(5);
+    struct norm_bwd_args a = {.x = MAT(0, w), .rstd = VEC(2), .center = c->dim[3]};
+    a.weight = optional(VEC(1)), a.d_out = MAT(3, w), a.d_x = MAT(4, w);
+    a.d_weight = optional(VEC(5)), a.d_bias = optional(VEC(c->n_buffer - 1));
     if (c->dim[2])
         a.d_residual = MAT(7, w);
-    return be->rmsnorm_bwd(be, &a);
+    return be->norm_bwd(be, &a);
 }
-RUN(forward_rmsnorm) {
+RUN(forward_norm) {
     const int64_t w = c->dim[1];
-    return be->rmsnorm(
-        be, &(struct rmsnorm_args){
-                .x = MAT(0, w), .weight = VEC(1), .eps = 1e-5, .rstd = VEC(2), .out = MAT(6, w)});
+    return be->norm(be, &(struct norm_args){.x = MAT(0, w),
+                                            .weight = optional(VEC(1)),
+                                            .bias = optional(VEC(c->n_buffer - 2)),
+                                            .eps = 1e-5,
+                                            .rstd = VEC(2),
+                                            .out = MAT(6, w),
+                                            .center = c->dim[3]});
 }
-static void declare_rmsnorm_bwd(struct op_case *c) {
+static void declare_norm_bwd(struct op_case *c) {
     const int64_t *d = c->dim, n = d[0] * d[1];
-    c->op = d[2] ? "rmsnorm_bwd+residual" : "rmsnorm_bwd";
+    c->op = d[2] ? "norm_bwd+residual" : "norm_bwd";
     IN("x", n);
-    IN("weight", d[1]);
+    IN("weight", d[4] ? 0 : d[1]);
     add(c, "rstd", BUFFER_GRAD, ROLE_DERIVED, d[0]);
     IN("d_out", n);
     seed_of(c, "out");
     OUT("d_x", n);
     grad_of(c, "x");
-    add(c, "d_weight", BUFFER_GRAD, ROLE_INOUT, d[1]);
-    grad_of(c, "weight");
+    add(c, "d_weight", BUFFER_GRAD, ROLE_INOUT, d[4] ? 0 : d[1]);
+    if (!d[4])
+        grad_of(c, "weight");
     FORWARD("out", n);
     if (d[2]) {
         IN("d_residual", n);
         seed_of(c, "x");
     }
-    c->run = run_rmsnorm_bwd;
-    c->prepare = c->forward = forward_rmsnorm;
+    IN("bias", d[5] ? d[1] : 0); /* this and the next stand last */
+    traffic(c, 0);
+    add(c, "d_bias", BUFFER_GRAD, ROLE_INOUT, d[5] ? d[1] : 0);
+    if (d[5])
+        grad_of(c, "bias");
+    c->run = run_norm_bwd;
+    c->prepare = c->forward = forward_norm;
 }
 
 /* matmul: m, n, k, trans_a, trans_b, beta, bias?, c in G? */
@@ -357,41 +373,49 @@ static void declare_copy_heads(struct op_case *c) {
     c->run = run_copy_heads;
 }
 
-/* swiglu: rows, n_ff */
-RUN(run_swiglu) {
-    const int64_t f = c->dim[1];
-    return be->swiglu(be, &(struct swiglu_args){MAT(0, 2 * f), MAT(1, f)});
+/* activation: rows, n_ff, kind */
+static enum activation_kind kind(const struct op_case *c) {
+    return (enum activation_kind)c->dim[2];
 }
-static void declare_swiglu(struct op_case *c) {
-    c->op = "swiglu";
-    IN("gate_up", 2 * c->dim[0] * c->dim[1]);
+static int64_t halves(const struct op_case *c) {
+    return activation_is_gated(kind(c)) ? 2 : 1;
+}
+RUN(run_activation) {
+    const int64_t f = c->dim[1];
+    return be->activation(be, &(struct activation_args){MAT(0, halves(c) * f), MAT(1, f), kind(c)});
+}
+static void declare_activation(struct op_case *c) {
+    c->op = "activation";
+    IN("in", halves(c) * c->dim[0] * c->dim[1]);
     range(c, -6, 6);
     OUT("out", c->dim[0] * c->dim[1]);
-    c->run = run_swiglu;
+    c->run = run_activation;
 }
-RUN(run_swiglu_bwd) {
+RUN(run_activation_bwd) {
+    const int64_t f = c->dim[1], in = halves(c) * f;
+    return be->activation_bwd(
+        be, &(struct activation_bwd_args){MAT(0, in), MAT(1, f), MAT(2, in), kind(c)});
+}
+RUN(forward_activation) {
     const int64_t f = c->dim[1];
-    return be->swiglu_bwd(be, &(struct swiglu_bwd_args){MAT(0, 2 * f), MAT(1, f), MAT(2, 2 * f)});
+    return be->activation(be, &(struct activation_args){MAT(0, halves(c) * f), MAT(3, f), kind(c)});
 }
-RUN(forward_swiglu) {
-    const int64_t f = c->dim[1];
-    return be->swiglu(be, &(struct swiglu_args){MAT(0, 2 * f), MAT(3, f)});
-}
-static void declare_swiglu_bwd(struct op_case *c) {
+static void declare_activation_bwd(struct op_case *c) {
     const int64_t n = c->dim[0] * c->dim[1];
-    c->op = "swiglu_bwd";
-    IN("gate_up", 2 * n);
+    c->op = "activation_bwd";
+    IN("in", halves(c) * n);
     range(c, -6, 6);
     IN("d_out", n);
     seed_of(c, "out");
-    OUT("d_gate_up", 2 * n);
-    grad_of(c, "gate_up");
+    OUT("d_in", halves(c) * n);
+    grad_of(c, "in");
     FORWARD("out", n);
-    c->run = run_swiglu_bwd;
-    c->forward = forward_swiglu;
+    c->run = run_activation_bwd;
+    c->forward = forward_activation;
 }
 
-/* add, difference, cast, sum_squares, adamw: elements (cast: kind of the result) */
+/* add, difference, cast, sum_squares, adamw: elements (difference: relative?; cast: kind of the
+ * result; adamw: clip * 1000, rounding seed) */
 RUN(run_add) {
     return be->add(be, &(struct add_args){VEC(0), VEC(1), VEC(2)});
 }
@@ -403,13 +427,16 @@ static void declare_add(struct op_case *c) {
     c->run = run_add;
 }
 RUN(run_difference) {
-    return be->difference(be, &(struct difference_args){VEC(0), VEC(1), VEC(2), 0.75});
+    return be->difference(
+        be, &(struct difference_args){VEC(0), VEC(1), VEC(2), 0.75, optional(VEC(3))});
 }
 static void declare_difference(struct op_case *c) {
     c->op = "difference";
     IN("a", c->dim[0]);
     IN("b", c->dim[0]);
     OUT("out", c->dim[0]);
+    add(c, "size", BUFFER_F64, ROLE_IN, c->dim[1]);
+    range(c, 3, 4);
     c->run = run_difference;
 }
 RUN(run_cast) {
@@ -422,17 +449,20 @@ static void declare_cast(struct op_case *c) {
     c->run = run_cast;
 }
 RUN(run_sum_squares) {
-    return be->sum_squares(be, &(struct sum_squares_args){VEC(0), data[1]});
+    return be->sum_squares(be, &(struct sum_squares_args){VEC(0), VEC(1)});
 }
 static void declare_sum_squares(struct op_case *c) {
     c->op = "sum_squares";
     IN("x", c->dim[0]);
-    add(c, "out", BUFFER_HOST, ROLE_OUT, 1);
+    add(c, "out", BUFFER_F64, ROLE_OUT, 1);
     c->run = run_sum_squares;
 }
 RUN(run_adamw) {
     struct adamw_args a = {VEC(0), VEC(1), VEC(2), VEC(3), VEC(4), 1e-2,
-                           0.9,    0.95,   1e-8,   0.1,    0.5,    3};
+                           0.9,    0.95,   1e-8,   0.1,    0.5,    .step = 3};
+    a.clip = (double)c->dim[1] / 1000;
+    a.grad_square = optional(VEC(5));
+    a.rounding_seed = (uint64_t)c->dim[2];
     return be->adamw(be, &a);
 }
 static void declare_adamw(struct op_case *c) {
@@ -443,6 +473,8 @@ static void declare_adamw(struct op_case *c) {
     add(c, "v", BUFFER_GRAD, ROLE_INOUT, c->dim[0]);
     range(c, 0, 1);
     add(c, "grad", BUFFER_GRAD, ROLE_IN, c->dim[0]);
+    add(c, "grad_square", BUFFER_F64, ROLE_IN, c->dim[1] ? 2 : 0);
+    range(c, 4, 9); /* a norm of 2 to 3 */
     c->run = run_adamw;
 }
 

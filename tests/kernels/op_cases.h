@@ -14,8 +14,8 @@ enum buffer_kind {
     BUFFER_BF16,    /* that dtype, or F64 when computing in F64 */
     BUFFER_F16,
     BUFFER_I32,
-    BUFFER_F32,  /* always */
-    BUFFER_HOST, /* a double on the host */
+    BUFFER_F32, /* always */
+    BUFFER_F64, /* always */
 };
 enum buffer_role {
     ROLE_IN,      /* read */

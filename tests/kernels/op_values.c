@@ -105,10 +105,7 @@ enum status op_instance_open(struct backend *be, const struct op_case *c, enum d
         const struct op_buffer *b = &c->buffer[i];
         int64_t bytes = b->count * dtype_size(op_buffer_dtype(b, dtype));
         most = size_max(most, bytes);
-        if (b->kind == BUFFER_HOST)
-            status = memory_alloc(bytes, 1, b->name, &out->data[i]);
-        else
-            status = be->alloc(be, bytes, b->name, &out->data[i]);
+        status = be->alloc(be, bytes, b->name, &out->data[i]);
     }
     if (status == STATUS_OK)
         status = memory_alloc(most, 1, "staging", &out->staging);
@@ -119,10 +116,7 @@ enum status op_instance_open(struct backend *be, const struct op_case *c, enum d
 
 void op_instance_close(struct op_instance *x) {
     for (int i = 0; i < x->c->n_buffer; i++)
-        if (x->c->buffer[i].kind == BUFFER_HOST)
-            memory_free(x->data[i]);
-        else
-            x->be->free(x->be, x->data[i]);
+        x->be->free(x->be, x->data[i]);
     memory_free(x->staging);
 }
 
@@ -130,9 +124,7 @@ enum status op_instance_write(struct op_instance *x, const struct op_values *v) 
     for (int i = 0; i < x->c->n_buffer; i++) {
         const struct op_buffer *b = &x->c->buffer[i];
         enum dtype t = op_buffer_dtype(b, x->dtype);
-        to_bytes(v->v[i], t, b->kind == BUFFER_HOST ? x->data[i] : x->staging, b->count);
-        if (b->kind == BUFFER_HOST)
-            continue;
+        to_bytes(v->v[i], t, x->staging, b->count);
         TRY(x->be->upload(x->be, STREAM_COMPUTE, x->data[i], x->staging, b->count * dtype_size(t)));
         TRY(x->be->sync(x->be, STREAM_COMPUTE));
     }
@@ -143,12 +135,10 @@ enum status op_instance_read(struct op_instance *x, struct op_values *v) {
     for (int i = 0; i < x->c->n_buffer; i++) {
         const struct op_buffer *b = &x->c->buffer[i];
         enum dtype t = op_buffer_dtype(b, x->dtype);
-        if (b->kind != BUFFER_HOST) {
-            TRY(x->be->download(x->be, STREAM_COMPUTE, x->staging, x->data[i],
-                                b->count * dtype_size(t)));
-            TRY(x->be->sync(x->be, STREAM_COMPUTE));
-        }
-        from_bytes(b->kind == BUFFER_HOST ? x->data[i] : x->staging, t, v->v[i], b->count);
+        TRY(x->be->download(x->be, STREAM_COMPUTE, x->staging, x->data[i],
+                            b->count * dtype_size(t)));
+        TRY(x->be->sync(x->be, STREAM_COMPUTE));
+        from_bytes(x->staging, t, v->v[i], b->count);
     }
     return STATUS_OK;
 }

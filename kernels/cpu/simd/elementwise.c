@@ -1,5 +1,5 @@
-/* Ops without a reduction along rows: add, difference, SwiGLU, AdamW, conversions, copies; and the
- * sum of squares. Work is cut into blocks of fixed size, so results do not depend on the thread
+/* Ops without a reduction along rows: add, difference, AdamW, conversions, copies; and the sum of
+ * squares. Work is cut into blocks of fixed size, so results do not depend on the thread
  * count. */
 #include "core/memory.h"
 #include "kernels/cpu/cpu_internal.h"
@@ -42,8 +42,8 @@ enum status ISA(add)(struct backend *be, const struct add_args *a) {
     return STATUS_OK;
 }
 
-INLINE void difference_range(const struct difference_args *a, int64_t i, int64_t n, bool bf16) {
-    float scale = (float)a->scale;
+INLINE void difference_range(const struct difference_args *a, float scale, int64_t i, int64_t n,
+                             bool bf16) {
     int64_t end = i + n;
     for (; i + VF_LEN <= end; i += VF_LEN)
         vf_put(a->out.data, i, scale * (vf_get(a->a.data, i, bf16) - vf_get(a->b.data, i, bf16)),
@@ -57,91 +57,43 @@ INLINE void difference_range(const struct difference_args *a, int64_t i, int64_t
 
 enum status ISA(difference)(struct backend *be, const struct difference_args *a) {
     (void)be;
+    float scale = (float)cpu_difference_scale(a);
     bool bf16 = a->out.dtype == DTYPE_BF16;
-    FOR_BLOCKS(tensor_count(&a->out), first, n, if (bf16) difference_range(a, first, n, true);
-               else difference_range(a, first, n, false));
-    return STATUS_OK;
-}
-
-INLINE vf sigmoid(vf x) {
-    return 1.0f / (1.0f + vf_exp(-x));
-}
-
-/* Row r; a tail goes through the same arithmetic on a partial vector. */
-INLINE void swiglu_row(const struct swiglu_args *a, int64_t r, bool bf16) {
-    int64_t n_ff = a->out.shape[1], g = 2 * r * n_ff, u = g + n_ff, y = r * n_ff, j = 0;
-    for (; j + VF_LEN <= n_ff; j += VF_LEN) {
-        vf gate = vf_get(a->gate_up.data, g + j, bf16);
-        vf_put(a->out.data, y + j, gate * sigmoid(gate) * vf_get(a->gate_up.data, u + j, bf16),
-               bf16);
-    }
-    if (j < n_ff) {
-        int64_t n = n_ff - j;
-        vf gate = vf_get_n(a->gate_up.data, g + j, n, bf16);
-        vf_put_n(a->out.data, y + j,
-                 gate * sigmoid(gate) * vf_get_n(a->gate_up.data, u + j, n, bf16), n, bf16);
-    }
-}
-
-enum status ISA(swiglu)(struct backend *be, const struct swiglu_args *a) {
-    (void)be;
-    bool bf16 = a->out.dtype == DTYPE_BF16;
-#pragma omp parallel for schedule(static) if (tensor_count(&a->out) >= PARALLEL_MIN)
-    for (int64_t r = 0; r < a->out.shape[0]; r++) {
-        if (bf16)
-            swiglu_row(a, r, true);
-        else
-            swiglu_row(a, r, false);
-    }
-    return STATUS_OK;
-}
-
-struct swiglu_grad {
-    vf gate, up;
-};
-INLINE struct swiglu_grad swiglu_grad(vf gate, vf up, vf dy) {
-    vf s = sigmoid(gate);
-    return (struct swiglu_grad){dy * up * s * (1.0f + gate * (1.0f - s)), dy * gate * s};
-}
-
-INLINE void swiglu_bwd_row(const struct swiglu_bwd_args *a, int64_t r, bool bf16) {
-    int64_t n_ff = a->d_out.shape[1], g = 2 * r * n_ff, u = g + n_ff, y = r * n_ff, j = 0;
-    const void *x = a->gate_up.data;
-    for (; j + VF_LEN <= n_ff; j += VF_LEN) {
-        struct swiglu_grad d = swiglu_grad(vf_get(x, g + j, bf16), vf_get(x, u + j, bf16),
-                                           vf_get(a->d_out.data, y + j, bf16));
-        vf_put(a->d_gate_up.data, g + j, d.gate, bf16);
-        vf_put(a->d_gate_up.data, u + j, d.up, bf16);
-    }
-    if (j < n_ff) {
-        int64_t n = n_ff - j;
-        struct swiglu_grad d = swiglu_grad(vf_get_n(x, g + j, n, bf16), vf_get_n(x, u + j, n, bf16),
-                                           vf_get_n(a->d_out.data, y + j, n, bf16));
-        vf_put_n(a->d_gate_up.data, g + j, d.gate, n, bf16);
-        vf_put_n(a->d_gate_up.data, u + j, d.up, n, bf16);
-    }
-}
-
-enum status ISA(swiglu_bwd)(struct backend *be, const struct swiglu_bwd_args *a) {
-    (void)be;
-    bool bf16 = a->d_out.dtype == DTYPE_BF16;
-#pragma omp parallel for schedule(static) if (tensor_count(&a->d_out) >= PARALLEL_MIN)
-    for (int64_t r = 0; r < a->d_out.shape[0]; r++) {
-        if (bf16)
-            swiglu_bwd_row(a, r, true);
-        else
-            swiglu_bwd_row(a, r, false);
-    }
+    FOR_BLOCKS(tensor_count(&a->out), first, n,
+               if (bf16) difference_range(a, scale, first, n, true);
+               else difference_range(a, scale, first, n, false));
     return STATUS_OK;
 }
 
 struct adamw_factors {
     float grad_scale, beta1, beta2, rest1, rest2, inv_c1, inv_c2, eps, lr, decay;
+    uint64_t seed; /* of stochastic rounding to BF16; 0: to nearest */
 };
+
+INLINE vu mix(vu x) { /* adamw_mix, lane by lane */
+    x ^= x >> 16;
+    x *= 0x7feb352du;
+    x ^= x >> 15;
+    x *= 0x846ca68bu;
+    return x ^ x >> 16;
+}
+
+/* What rounding down to BF16 makes of it is v rounded stochastically. A vector starts at a multiple
+ * of its length, so that the upper half of the index is one number. */
+INLINE vf add_random(vf v, uint64_t seed, int64_t i) {
+    vu lane;
+    for (int k = 0; k < VF_LEN; k++)
+        lane[k] = (uint32_t)i + (uint32_t)k;
+    vu r = mix(lane ^ (uint32_t)seed);
+    r = mix(r ^ ((uint32_t)(i >> 32) + (uint32_t)(seed >> 32))) >> 16;
+    vf moved = (vf)(((vu)v + r) & 0xffff0000u);
+    return vf_select((vu)(v == v), moved, v);
+}
 
 /* n elements at i, n <= VF_LEN; `whole` says n == VF_LEN at compile time. */
 INLINE void adamw_vector(const struct adamw_args *a, const struct adamw_factors *f, int64_t i,
                          int64_t n, bool whole, bool bf16) {
+    const bool stochastic = bf16 && f->seed;
 #define GET(t)                                                                                     \
     (whole ? vf_load((const float *)(t).data + i) : vf_load_n((const float *)(t).data + i, n))
     vf g = GET(a->grad) * f->grad_scale, p = GET(a->master);
@@ -152,12 +104,12 @@ INLINE void adamw_vector(const struct adamw_args *a, const struct adamw_factors 
         vf_put(a->m.data, i, m, false);
         vf_put(a->v.data, i, v, false);
         vf_put(a->master.data, i, p, false);
-        vf_put(a->param.data, i, p, bf16);
+        vf_put(a->param.data, i, stochastic ? add_random(p, f->seed, i) : p, bf16);
     } else {
         vf_put_n(a->m.data, i, m, n, false);
         vf_put_n(a->v.data, i, v, n, false);
         vf_put_n(a->master.data, i, p, n, false);
-        vf_put_n(a->param.data, i, p, n, bf16);
+        vf_put_n(a->param.data, i, stochastic ? add_random(p, f->seed, i) : p, n, bf16);
     }
 }
 
@@ -172,8 +124,11 @@ INLINE void adamw_range(const struct adamw_args *a, const struct adamw_factors *
 
 enum status ISA(adamw)(struct backend *be, const struct adamw_args *a) {
     (void)be;
+    double grad_scale;
+    if (!cpu_adamw_scale(a, &grad_scale))
+        return STATUS_OK;
     const struct adamw_factors f = {
-        .grad_scale = (float)a->grad_scale,
+        .grad_scale = (float)grad_scale,
         .beta1 = (float)a->beta1,
         .beta2 = (float)a->beta2,
         .rest1 = (float)(1 - a->beta1),
@@ -183,6 +138,7 @@ enum status ISA(adamw)(struct backend *be, const struct adamw_args *a) {
         .eps = (float)a->eps,
         .lr = (float)a->lr,
         .decay = (float)a->weight_decay,
+        .seed = a->rounding_seed,
     };
     bool bf16 = a->param.dtype == DTYPE_BF16;
     FOR_BLOCKS(tensor_count(&a->param), first, n, if (bf16) adamw_range(a, &f, first, n, true);
@@ -233,7 +189,7 @@ enum status ISA(sum_squares)(struct backend *be, const struct sum_squares_args *
                                              : squares_range(&a->x, first, n, false));
     for (int64_t i = 0; i < blocks; i++)
         total += partial[i];
-    *a->out = total;
+    *(double *)a->out.data = total;
     return STATUS_OK;
 }
 

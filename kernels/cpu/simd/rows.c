@@ -1,4 +1,4 @@
-/* Ops that go row by row: RMSNorm, the embedding, RoPE, and sums over rows. Sums over rows are
+/* Ops that go row by row: norms, the embedding, RoPE, and sums over rows. Sums over rows are
  * taken per block of rows, then over the blocks in order, whatever the thread count. */
 #include "core/memory.h"
 #include "core/parallel.h"
@@ -35,9 +35,15 @@ INLINE void put(void *p, int64_t i, vf v, int64_t n, bool whole, bool bf16) {
         vf_put_n(p, i, v, n, bf16);
 }
 
-INLINE void rmsnorm_row(const struct rmsnorm_args *a, int64_t r, bool bf16) {
+INLINE float row_mean(const void *x, int64_t at, int64_t width, bool bf16) {
+    vf sum = vf_set(0);
+    FOR_ROW(width, i, { sum += get(x, at + i, n, whole, bf16); });
+    return vf_hsum(sum) / (float)width;
+}
+
+INLINE void norm_row(const struct norm_args *a, int64_t r, bool center, bool bf16) {
     int64_t width = a->out.shape[1], at = r * width;
-    const void *x = a->x.data;
+    const void *x = a->x.data, *w = a->weight.data, *b = a->bias.data;
     vf squares = vf_set(0);
     if (a->residual.data) {
         FOR_ROW(width, i, {
@@ -47,50 +53,89 @@ INLINE void rmsnorm_row(const struct rmsnorm_args *a, int64_t r, bool bf16) {
             squares = vf_fma(s, s, squares);
         });
         x = a->sum.data;
-    } else {
+    } else if (!center) {
         FOR_ROW(width, i, {
             vf v = get(x, at + i, n, whole, bf16);
             squares = vf_fma(v, v, squares);
         });
     }
+    float mean = 0;
+    if (center) { /* in two steps: the square's mean less the mean's square would cancel */
+        mean = row_mean(x, at, width, bf16);
+        squares = vf_set(0);
+        FOR_ROW(width, i, {
+            vf v = get(x, at + i, n, whole, bf16) - mean;
+            if (!whole)
+                v = vf_first(v, n);
+            squares = vf_fma(v, v, squares);
+        });
+    }
     float rstd = (float)(1 / sqrt((double)vf_hsum(squares) / (double)width + a->eps));
     FOR_ROW(width, i, {
-        vf v = get(x, at + i, n, whole, bf16) * rstd * get(a->weight.data, i, n, whole, bf16);
+        vf v = get(x, at + i, n, whole, bf16);
+        if (center)
+            v -= mean;
+        v *= rstd;
+        if (w)
+            v *= get(w, i, n, whole, bf16);
+        if (b)
+            v += get(b, i, n, whole, bf16);
         put(a->out.data, at + i, v, n, whole, bf16);
     });
     if (a->rstd.data)
         ((float *)a->rstd.data)[r] = rstd;
 }
 
-enum status ISA(rmsnorm)(struct backend *be, const struct rmsnorm_args *a) {
+enum status ISA(norm)(struct backend *be, const struct norm_args *a) {
     (void)be;
     bool bf16 = a->out.dtype == DTYPE_BF16;
 #pragma omp parallel for schedule(static) if (tensor_count(&a->out) >= PARALLEL_MIN)
     for (int64_t r = 0; r < a->out.shape[0]; r++) {
-        if (bf16)
-            rmsnorm_row(a, r, true);
+        if (a->center && bf16)
+            norm_row(a, r, true, true);
+        else if (a->center)
+            norm_row(a, r, true, false);
+        else if (bf16)
+            norm_row(a, r, false, true);
         else
-            rmsnorm_row(a, r, false);
+            norm_row(a, r, false, false);
     }
     return STATUS_OK;
 }
 
-/* d_w: this block's partial sum of dy x rstd, or NULL. */
-INLINE void rmsnorm_bwd_row(const struct rmsnorm_bwd_args *a, int64_t r, float *d_w, bool bf16) {
+/* d_w, d_b: this block's partial sums of dy xh and of dy, or NULL. */
+INLINE void norm_bwd_row(const struct norm_bwd_args *a, int64_t r, float *d_w, float *d_b,
+                         bool center, bool bf16) {
     int64_t width = a->x.shape[1], at = r * width;
-    float rstd = ((const float *)a->rstd.data)[r];
+    float rstd = ((const float *)a->rstd.data)[r], mean = 0, mean_g = 0;
     const void *x = a->x.data, *dy = a->d_out.data, *w = a->weight.data, *dr = a->d_residual.data;
-    vf dot = vf_set(0);
+    vf dot = vf_set(0), sum = vf_set(0);
+    if (center)
+        mean = row_mean(x, at, width, bf16);
     FOR_ROW(width, i, {
-        vf g = get(dy, at + i, n, whole, bf16) * get(w, i, n, whole, bf16);
-        dot = vf_fma(g, get(x, at + i, n, whole, bf16), dot);
+        vf g = get(dy, at + i, n, whole, bf16), v = get(x, at + i, n, whole, bf16);
+        if (w)
+            g *= get(w, i, n, whole, bf16);
+        if (center) {
+            v -= mean;
+            sum += g;
+        }
+        dot = vf_fma(g, v, dot);
     });
-    float mean = vf_hsum(dot) * rstd / (float)width;
+    float mean_gx = vf_hsum(dot) * rstd / (float)width;
+    if (center)
+        mean_g = vf_hsum(sum) / (float)width;
     FOR_ROW(width, i, {
-        vf v = get(dy, at + i, n, whole, bf16), xh = get(x, at + i, n, whole, bf16) * rstd;
+        vf v = get(dy, at + i, n, whole, bf16), xh = get(x, at + i, n, whole, bf16);
+        if (center)
+            xh -= mean;
+        xh *= rstd;
         if (d_w)
             put(d_w, i, vf_fma(v, xh, get(d_w, i, n, whole, false)), n, whole, false);
-        v = rstd * (v * get(w, i, n, whole, bf16) - xh * mean);
+        if (d_b)
+            put(d_b, i, v + get(d_b, i, n, whole, false), n, whole, false);
+        vf less = center ? xh * mean_gx + mean_g : xh * mean_gx;
+        v = rstd * (w ? vf_fma(v, get(w, i, n, whole, bf16), -less) : v - less);
         if (dr)
             v += get(dr, at + i, n, whole, bf16);
         put(a->d_x.data, at + i, v, n, whole, bf16);
@@ -111,27 +156,41 @@ static void add_blocks(float *out, const float *partial, int64_t blocks, int64_t
     }
 }
 
-enum status ISA(rmsnorm_bwd)(struct backend *be, const struct rmsnorm_bwd_args *a) {
+/* The partial sums of d_w, of every block, and behind them those of d_b, as far as wanted. */
+enum status ISA(norm_bwd)(struct backend *be, const struct norm_bwd_args *a) {
     int64_t n_row = a->x.shape[0], width = a->x.shape[1];
     int64_t blocks = (n_row + ROW_BLOCK - 1) / ROW_BLOCK;
+    int64_t n_sum = (a->d_weight.data != NULL) + (a->d_bias.data != NULL);
     bool bf16 = a->x.dtype == DTYPE_BF16;
-    float *partial = NULL;
-    if (a->d_weight.data)
-        TRY(cpu_scratch(be, SCRATCH_OP, blocks * width * (int64_t)sizeof *partial, &partial));
+    float *partial = NULL, *partial_b = NULL;
+    if (n_sum)
+        TRY(cpu_scratch(be, SCRATCH_OP, n_sum * blocks * width * (int64_t)sizeof *partial,
+                        &partial));
+    if (a->d_bias.data)
+        partial_b = partial + (n_sum - 1) * blocks * width;
 #pragma omp parallel for schedule(static) if (n_row * width >= PARALLEL_MIN)
     for (int64_t b = 0; b < blocks; b++) {
-        float *d_w = partial ? partial + b * width : NULL;
+        float *d_w = a->d_weight.data ? partial + b * width : NULL;
+        float *d_b = partial_b ? partial_b + b * width : NULL;
         if (d_w)
             memset(d_w, 0, (size_t)width * sizeof *d_w);
+        if (d_b)
+            memset(d_b, 0, (size_t)width * sizeof *d_b);
         for (int64_t r = b * ROW_BLOCK; r < size_min(n_row, (b + 1) * ROW_BLOCK); r++) {
-            if (bf16)
-                rmsnorm_bwd_row(a, r, d_w, true);
+            if (a->center && bf16)
+                norm_bwd_row(a, r, d_w, d_b, true, true);
+            else if (a->center)
+                norm_bwd_row(a, r, d_w, d_b, true, false);
+            else if (bf16)
+                norm_bwd_row(a, r, d_w, d_b, false, true);
             else
-                rmsnorm_bwd_row(a, r, d_w, false);
+                norm_bwd_row(a, r, d_w, d_b, false, false);
         }
     }
-    if (partial)
+    if (a->d_weight.data)
         add_blocks(a->d_weight.data, partial, blocks, width);
+    if (a->d_bias.data)
+        add_blocks(a->d_bias.data, partial_b, blocks, width);
     return STATUS_OK;
 }
 

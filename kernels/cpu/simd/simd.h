@@ -194,6 +194,18 @@ INLINE vf vf_exp(vf x) {
     return vf_ldexp(p, n);
 }
 
+/* a where the mask's lane is all ones, b where it is 0: a comparison's result. */
+INLINE vf vf_select(vu mask, vf a, vf b) {
+    return (vf)(((vu)a & mask) | ((vu)b & ~mask));
+}
+
+/* Lanes from n on become zero. */
+INLINE vf vf_first(vf a, int64_t n) {
+    float lanes[VF_LEN];
+    vf_store(lanes, a);
+    return vf_load_n(lanes, n);
+}
+
 /* Element i of an F32 or BF16 array, and a partial vector of n < VF_LEN elements. */
 INLINE vf vf_get(const void *p, int64_t i, bool bf16) {
     return bf16 ? vf_load_bf16((const uint16_t *)p + i) : vf_load((const float *)p + i);
