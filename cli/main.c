@@ -2,6 +2,7 @@
  * (0 done, 1 failed, 2 usage). The only place that ends the process. */
 #include "cli/commands.h"
 #include "core/parallel.h"
+#include "kernels/backend.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -35,6 +36,12 @@ static void print_help(void) {
            "Exit codes: 0 done, 1 failed, 2 wrong usage.\n");
 }
 
+static void print_version(void) {
+    char cuda[512];
+    backend_describe_cuda(cuda, sizeof cuda);
+    printf("regroup %s\ndevices: %s\n%s\n", REGROUP_VERSION, backend_names(), cuda);
+}
+
 /* Started with stdout or stderr closed, the next file opened would take its number and be printed
  * into. Read-only: printing still fails. */
 static void keep_standard_files(void) {
@@ -64,7 +71,7 @@ int main(int argc, char **argv) {
         if (help)
             print_help();
         else
-            printf("regroup %s\n", REGROUP_VERSION);
+            print_version();
         return finish("regroup", STATUS_OK);
     }
     for (int i = 0; commands[i].name; i++) {
