@@ -37,8 +37,6 @@ struct alignas(4) __nv_bfloat162 {
     __nv_bfloat162(__nv_bfloat16 a, __nv_bfloat16 b) : x(a), y(b) {
     }
 };
-typedef __nv_bfloat16 nv_bfloat16;
-typedef __nv_bfloat162 nv_bfloat162;
 
 inline float __bfloat162float(__nv_bfloat16 v) {
     return (float)v;

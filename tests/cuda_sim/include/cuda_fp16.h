@@ -23,8 +23,6 @@ struct __half {
 struct alignas(4) __half2 {
     __half x, y;
 };
-typedef __half half;
-typedef __half2 half2;
 
 inline float __half2float(__half v) {
     return (float)v;

@@ -22,6 +22,11 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 
+using std::isfinite;
+using std::isinf;
+using std::isnan;
+using std::signbit;
+
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 constexpr int warpSize = 32;
@@ -212,6 +217,11 @@ inline void __sincosf(float x, float *s, float *c) {
 }
 inline float __fdividef(float x, float y) {
     return x / y;
+}
+inline void sincospif(float x, float *sine, float *cosine) {
+    double turn = remainder((double)x, 2) * 3.14159265358979323846;
+    *sine = (float)sin(turn);
+    *cosine = (float)cos(turn);
 }
 inline float rsqrtf(float x) {
     return (float)(1 / sqrt((double)x));
