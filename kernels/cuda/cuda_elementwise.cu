@@ -13,9 +13,13 @@ static __device__ int64_t first_element(int each) {
     return ((int64_t)blockIdx.x * ELEMENT_BLOCK + threadIdx.x) * each;
 }
 
-/* out = scale * (a + sign b), N elements a thread, one by one where the last ones are fewer. */
+/* out = scale / size * (a + sign b), N elements a thread, one by one where the last ones are fewer.
+ * size: NULL for 1; one that holds 0 stands for n. */
 template <class T, int N>
-__global__ void combine(const T *a, const T *b, T *out, int64_t n, float sign, float scale) {
+__global__ void combine(const T *a, const T *b, T *out, int64_t n, float sign, double whole_scale,
+                        const double *size) {
+    const float scale =
+        (float)(size ? whole_scale / (*size == 0 ? (double)n : *size) : whole_scale);
     int64_t i = first_element(N);
     if (i + N <= n) {
         float x[N], y[N];
@@ -33,7 +37,7 @@ __global__ void combine(const T *a, const T *b, T *out, int64_t n, float sign, f
 
 static enum status run_combine(struct backend *be, const char *op, const struct tensor *a,
                                const struct tensor *b, const struct tensor *out, float sign,
-                               float scale) {
+                               double scale, const void *size) {
     int64_t n = tensor_count(out);
     TRY(cuda_check_dtype(op, out->dtype));
     if (a->dtype != out->dtype || b->dtype != out->dtype || tensor_count(a) != n ||
@@ -44,17 +48,18 @@ static enum status run_combine(struct backend *be, const char *op, const struct 
     int each = vec_for(out->dtype, {}, (char *)a->data, (char *)b->data, (char *)out->data);
     WITH_VEC(out->dtype, each, T, N, {
         CUDA_LAUNCH((combine<T, N>), blocks(n, N), ELEMENT_BLOCK, 0, cuda_stream(be),
-                    (const T *)a->data, (const T *)b->data, (T *)out->data, n, sign, scale);
+                    (const T *)a->data, (const T *)b->data, (T *)out->data, n, sign, scale,
+                    (const double *)size);
     });
     return cuda_launch_status(be, op);
 }
 
 extern "C" enum status cuda_add(struct backend *be, const struct add_args *a) {
-    return run_combine(be, "add", &a->a, &a->b, &a->out, 1, 1);
+    return run_combine(be, "add", &a->a, &a->b, &a->out, 1, 1, NULL);
 }
 
 extern "C" enum status cuda_difference(struct backend *be, const struct difference_args *a) {
-    return run_combine(be, "difference", &a->a, &a->b, &a->out, -1, (float)a->scale);
+    return run_combine(be, "difference", &a->a, &a->b, &a->out, -1, a->scale, a->size.data);
 }
 
 /* F64 keeps its digits where both sides have them; every other pair goes through float. */

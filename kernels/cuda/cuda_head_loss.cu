@@ -178,7 +178,7 @@ template <class T> __global__ void __launch_bounds__(LOSS_BLOCK) loss_row(struct
 
     float divergence = 0;
     for (int64_t at = first; at < end; at += step) {
-        float z[GROUP], y[GROUP], d[GROUP];
+        float z[GROUP], y[GROUP] = {}, d[GROUP];
         load_group(z, t.z, at, begin, end);
         if (t.y)
             load_group(y, t.y, at, begin, end);

@@ -20,20 +20,20 @@ static __device__ float2 turn_by(double a) {
 /* A unit is N pairs: two vectors of N elements, half a rotation apart or next to each other. */
 template <class T, int N>
 __global__ void __launch_bounds__(ROPE_BLOCK)
-    rope_row(T *x, int64_t n_seq, int64_t n_head, int64_t head_dim, int64_t row_stride, int half,
+    rope_row(T *x, int64_t n_seq, int64_t n_head, int64_t head_dim, int64_t row_stride, int n_pair,
              const float *inv_freq, int64_t first_position, bool interleaved, bool inverse) {
     SHARED_DYNAMIC(float2, turn);
     int64_t r = blockIdx.x, position = first_position + r % n_seq;
-    for (int i = threadIdx.x; i < half; i += blockDim.x) {
+    for (int i = threadIdx.x; i < n_pair; i += blockDim.x) {
         float2 t = turn_by((double)position * (double)inv_freq[i]);
         turn[i] = make_float2(t.x, inverse ? -t.y : t.y);
     }
     __syncthreads();
-    int units = half / N;
+    int units = n_pair / N;
     for (int u = threadIdx.x; u < n_head * units; u += blockDim.x) {
         int i = u % units * N;
         T *a = x + r * row_stride + u / units * head_dim + (interleaved ? 2 * i : i);
-        T *b = a + (interleaved ? N : half);
+        T *b = a + (interleaved ? N : n_pair);
         float va[N], vb[N];
         load_vec<T, N>(va, a);
         load_vec<T, N>(vb, b);
@@ -63,15 +63,15 @@ __global__ void __launch_bounds__(ROPE_BLOCK)
 
 extern "C" enum status cuda_rope(struct backend *be, const struct rope_args *a) {
     TRY(cuda_check_dtype("rope", a->dtype));
-    int64_t half = a->rotary / 2;
-    if (!a->n_row || !half)
+    int64_t n_pair = a->rotary / 2;
+    if (!a->n_row || !n_pair)
         return STATUS_OK;
-    int n = vec_for(a->dtype, {half, a->head_dim, a->row_stride}, (const char *)a->x);
+    int n = vec_for(a->dtype, {n_pair, a->head_dim, a->row_stride}, (const char *)a->x);
     WITH_VEC(a->dtype, n, T, N, {
-        int block = block_for(std::max(half, a->n_head * half / N), ROPE_BLOCK);
-        CUDA_LAUNCH((rope_row<T, N>), (unsigned)a->n_row, block, (size_t)half * sizeof(float2),
+        int block = block_for(std::max(n_pair, a->n_head * n_pair / N), ROPE_BLOCK);
+        CUDA_LAUNCH((rope_row<T, N>), (unsigned)a->n_row, block, (size_t)n_pair * sizeof(float2),
                     cuda_stream(be), (T *)a->x, a->n_seq, a->n_head, a->head_dim, a->row_stride,
-                    (int)half, a->inv_freq, a->first_position, a->interleaved, a->inverse);
+                    (int)n_pair, a->inv_freq, a->first_position, a->interleaved, a->inverse);
     });
     return cuda_launch_status(be, "rope");
 }
