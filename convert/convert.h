@@ -42,6 +42,7 @@ struct convert_options {
     /* Text or token files to calibrate on, or the one word "self": sampled from the model. */
     const char *const *calibrate;
     int64_t n_calibrate, calib_tokens, calib_window; /* 0: the defaults above */
+    int64_t stream_memory; /* bytes of residual streams kept in memory, not in a file; 0: 1 GiB */
     enum refit refit;                                /* needs calibration */
     enum grouping grouping;
     const char *backend; /* what computes the calibration; NULL: auto */

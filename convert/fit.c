@@ -348,10 +348,7 @@ static enum status fit_values(struct fit *f, int64_t group) {
     int64_t d = from->head_dim, w = from->n_in, hd = from->n_head * d, first = group * f->r;
     if (f->seen) {
         int64_t n = f->r * d;
-        const double *v = from->v + first * d * w;
-        linalg_gemm(false, false, n, w, w, v, w, f->seen + group * w * w, w, 0, f->cov_of.product,
-                    w);
-        linalg_gemm(false, true, n, n, w, f->cov_of.product, w, v, w, 0, f->cov, n);
+        memcpy(f->cov, f->seen + group * n * n, (size_t)(n * n) * sizeof *f->cov);
     } else {
         group_cov(f, f->cov_of.v, first, 0);
     }
@@ -367,22 +364,42 @@ static enum status fit_values(struct fit *f, int64_t group) {
     return STATUS_OK;
 }
 
-enum status fit_covariances(const struct attn_weights *w, const double *moment,
-                            const double *v_moment, struct arena *arena, struct fit_cov *out) {
-    int64_t d = w->head_dim, n = w->n_in, kv = w->n_kv * d;
-    TRY(arena_alloc(arena, w->n_head * d * n, 8, &out->product));
+/* out = w m for symmetric m [n, n]; a diagonal one, as without text, only scales. */
+static void times_moment(int64_t rows, int64_t n, const double *w, const double *m, double *out) {
+    bool diagonal = true;
+    for (int64_t i = 1; i < n && diagonal; i++)
+        for (int64_t j = 0; j < i && diagonal; j++)
+            diagonal = m[i * n + j] == 0;
+    if (!diagonal) {
+        linalg_gemm(false, false, rows, n, n, w, n, m, n, 0, out, n);
+        return;
+    }
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < n; j++)
+            out[i * n + j] = w[i * n + j] * m[j * (n + 1)];
+}
+
+enum status fit_covariances(const struct attn_weights *w, const double *moment, int64_t n_group,
+                            struct arena *arena, struct fit_cov *out) {
+    int64_t d = w->head_dim, n = w->n_in, kv = w->n_kv * d, side = kv / n_group;
+    double *product;
     TRY(arena_alloc(arena, kv * kv, 8, &out->k));
     TRY(arena_alloc(arena, kv * kv, 8, &out->v));
     TRY(arena_alloc(arena, w->n_head * d * d, 8, &out->q));
-    double *product = out->product;
-    linalg_gemm(false, false, kv, n, n, w->k, n, moment, n, 0, product, n);
-    linalg_gemm(false, true, kv, kv, n, product, n, w->k, n, 0, out->k, kv);
-    linalg_gemm(false, false, kv, n, n, w->v, n, v_moment, n, 0, product, n);
-    linalg_gemm(false, true, kv, kv, n, product, n, w->v, n, 0, out->v, kv);
-    linalg_gemm(false, false, w->n_head * d, n, n, w->q, n, moment, n, 0, product, n);
+    TRY(memory_alloc(w->n_head * d * n, 8, "covariances", &product));
+    for (int values = 0; values < 2; values++) {
+        const double *rows = values ? w->v : w->k;
+        double *cov = values ? out->v : out->k;
+        times_moment(kv, n, rows, moment, product);
+        for (int64_t at = 0; at < kv; at += side)
+            linalg_gemm(false, true, side, side, n, product + at * n, n, rows + at * n, n, 0,
+                        cov + at * (kv + 1), kv);
+    }
+    times_moment(w->n_head * d, n, w->q, moment, product);
     for (int64_t h = 0; h < w->n_head; h++)
         linalg_gemm(false, true, d, d, n, product + h * d * n, n, w->q + h * d * n, n, 0,
                     out->q + h * d * d, d);
+    memory_free(product);
     return STATUS_OK;
 }
 
@@ -397,7 +414,7 @@ enum status fit_layer(const struct attn_weights *from, const double *moment, con
     f.r = r;
     f.seen = seen;
     f.n_q = from->n_head / from->n_kv;
-    TRY_OUT(fit_covariances(from, moment, moment, &f.arena, &f.cov_of));
+    TRY_OUT(fit_covariances(from, moment, to->n_kv, &f.arena, &f.cov_of));
     TRY_OUT(weigh_queries(&f));
     TRY_OUT(arena_alloc(&f.arena, r * r, size, &f.pair));
     TRY_OUT(arena_alloc(&f.arena, r, size, &f.c));

@@ -30,28 +30,28 @@ struct fit_error { /* relative squared errors: of queries times keys, of values 
 };
 
 /* Merge neighbouring KV heads of `from` into those of `to` (allocated, to->n_kv divides
- * from->n_kv). `moment` [n_in, n_in]: E[x x^T] of the layer's normed input. MERGE_MEAN and
- * `seen` (may be NULL) [to->n_kv, n_in, n_in]: the same of that input as the group's queries see
- * it, averaged by their attention; it says which values matter. MERGE_MEAN and
- * MERGE_FIRST ignore it but for the error. `what` names the layer in messages. */
+ * from->n_kv). `moment` [n_in, n_in]: E[x x^T] of the layer's normed input. `seen` (may be NULL)
+ * [to->n_kv, r d, r d]: second moments of the group's values as its queries see them, to any scale
+ * (observe.h); it says which values matter. MERGE_MEAN and MERGE_FIRST use both for the error
+ * alone. `what` names the layer in messages. */
 enum status fit_layer(const struct attn_weights *from, const double *moment, const double *seen,
                       struct rotary rotary, enum merge_method method, struct attn_weights *to,
                       struct fit_error *error, const char *what) MUST_USE;
 
-/* Second moments of a layer's heads: E[k k^T] and E[v v^T] over all KV heads [n_kv d, n_kv d],
- * E[q q^T] of each query head [n_head, d, d]; those of values under v_moment. */
+/* Second moments of a layer's heads: E[k k^T] and E[v v^T] over all KV heads [n_kv d, n_kv d], of
+ * which only the blocks within n_group groups of neighbours are filled; E[q q^T] of each query head
+ * [n_head, d, d]. */
 struct fit_cov {
-    double *k, *v, *q, *product; /* product: scratch [n_head d, n_in] */
+    double *k, *v, *q;
 };
-enum status fit_covariances(const struct attn_weights *w, const double *moment,
-                            const double *v_moment, struct arena *arena,
-                            struct fit_cov *out) MUST_USE;
+enum status fit_covariances(const struct attn_weights *w, const double *moment, int64_t n_group,
+                            struct arena *arena, struct fit_cov *out) MUST_USE;
 
 /* order[]: which KV heads of `from` sit side by side so that groups of neighbours lose least: the
  * sum over groups of what scores and values lose, in units of the attention output. Swaps from
  * several starts, the neighbours as they are among them; deterministic by seed. */
-enum status fit_grouping(const struct attn_weights *from, const double *moment,
-                         const double *v_moment, struct rotary rotary, int64_t n_group,
-                         uint64_t seed, int64_t *order, const char *what) MUST_USE;
+enum status fit_grouping(const struct attn_weights *from, const double *moment, const double *seen,
+                         struct rotary rotary, int64_t n_group, uint64_t seed, int64_t *order,
+                         const char *what) MUST_USE;
 
 #endif

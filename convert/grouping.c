@@ -204,9 +204,9 @@ static enum status fill_pairs(struct search *s) {
     return STATUS_OK;
 }
 
-enum status fit_grouping(const struct attn_weights *from, const double *moment,
-                         const double *v_moment, struct rotary rotary, int64_t n_group,
-                         uint64_t seed, int64_t *order, const char *what) {
+enum status fit_grouping(const struct attn_weights *from, const double *moment, const double *seen,
+                         struct rotary rotary, int64_t n_group, uint64_t seed, int64_t *order,
+                         const char *what) {
     struct search s = {.from = from,
                        .rotary = rotary,
                        .n = from->n_kv,
@@ -221,7 +221,11 @@ enum status fit_grouping(const struct attn_weights *from, const double *moment,
         order[i] = i;
     if (n_group == 1 || s.r == 1)
         return STATUS_OK;
-    TRY_OUT(fit_covariances(from, moment, v_moment, &s.arena, &s.cov));
+    TRY_OUT(fit_covariances(from, moment, 1, &s.arena, &s.cov));
+    if (seen) {
+        int64_t all = s.n * from->head_dim;
+        memcpy(s.cov.v, seen, (size_t)(all * all) * sizeof *seen);
+    }
     TRY_OUT(prepare(&s));
     TRY_OUT(arena_alloc(&s.arena, s.n, (int64_t)sizeof *trial, &trial));
     TRY_OUT(arena_alloc(&s.arena, n_group, (int64_t)sizeof *group_loss, &group_loss));

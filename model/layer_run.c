@@ -50,17 +50,24 @@ enum status model_layer_run(const struct model *m, struct acts *a, int64_t layer
 }
 
 enum status model_layer_seen(const struct model *m, struct acts *a, int64_t layer, int64_t first,
-                             float *out) {
+                             int64_t n, int64_t value, float *out) {
     const struct model_config *c = &m->config;
-    struct layer_acts *s = &a->layers[layer];
-    struct tensor normed = acts_rows(a, s->h1, c->width);
+    int64_t d = c->head_dim, n_q = c->n_head / c->n_kv_head[layer], width = n * n_q * d;
     struct attention_args args = layer_attention(m, a, layer, NULL);
-    /* Every KV head reads the same columns as its value. */
-    args.v = (struct heads){
-        .data = tensor_at(&normed, first), .batch = a->n_seq * c->width, .row = c->width};
+    struct tensor q = tensor_1d(m->dtype, args.q.data, (first + n) * n_q * d);
+    struct tensor k = tensor_1d(m->dtype, args.k.data, (first + n) * d);
+    struct tensor v = tensor_1d(m->dtype, args.v.data, (value + 1) * d);
+    args.n_head = n * n_q;
+    args.n_kv_head = n;
+    args.q.data = tensor_at(&q, first * n_q * d);
+    args.k.data = tensor_at(&k, first * d);
+    args.v.data = tensor_at(&v, value * d);
+    args.v.head = 0; /* every KV head reads the same value */
+    args.o =
+        (struct heads){.data = args.o.data, .batch = a->n_seq * width, .row = width, .head = d};
     args.lse = NULL;
     TRY(m->be->attention(m->be, &args));
-    TRY(fetch(a, s->att, c->n_head * c->head_dim, out));
+    TRY(fetch(a, args.o.data, width, out));
     return m->be->sync(m->be, STREAM_COMPUTE);
 }
 

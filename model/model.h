@@ -107,10 +107,11 @@ struct layer_io {
 };
 enum status model_layer_run(const struct model *m, struct acts *a, int64_t layer, int64_t n_batch,
                             int64_t n_seq, const struct layer_io *io) MUST_USE;
-/* After it, on the same windows: what each query head sees of columns [first, first + head_dim) of
- * the normed input, weighted by its attention: out [n_batch * n_seq, n_head * head_dim]. */
+/* After it, on the same windows: the values of KV head `value` as the query heads of KV heads
+ * [first, first + n) would see them, averaged by each one's attention:
+ * out [n_batch * n_seq, n * n_head / n_kv_head * head_dim]. */
 enum status model_layer_seen(const struct model *m, struct acts *a, int64_t layer, int64_t first,
-                             float *out) MUST_USE;
+                             int64_t n, int64_t value, float *out) MUST_USE;
 /* Attention alone, as a function of its weights: what it adds to the stream `in`, and then the
  * gradients of them for d_out (both [n_batch * n_seq, width], host) added to `grads`, a device
  * buffer laid out like m->data, as far as `wanted` (NULL: all). */
