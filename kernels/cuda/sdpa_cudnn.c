@@ -87,6 +87,8 @@ static const char *refusal(const struct attention_bwd_args *call, bool backward,
         return "only whole sequences, not continuations of a cache";
     if (a->window > 0 && a->window < a->n_key)
         return "no windows";
+    if (a->head_dim > 256)
+        return "head_dim up to 256";
     if (a->n_query < 2)
         return "a single position is for the decode kernel";
     for (int id = 0; id < SDPA_TENSOR_COUNT; id++) {

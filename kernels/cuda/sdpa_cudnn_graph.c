@@ -225,11 +225,10 @@ static enum status forward(struct sdpa_graph *g, const struct sdpa_shape *s) {
     TRY(pointwise(g, CUDNN_POINTWISE_EXP, x, NULL, p.scores, &x));
     TRY(between(g, CUDNN_DATA_FLOAT, p.rows, &sum));
     TRY(reduce(g, CUDNN_REDUCE_TENSOR_ADD, x, sum));
-    if (s->keep_lse) {
-        TRY(pointwise(g, CUDNN_POINTWISE_LOG, sum, NULL, p.rows, &log_sum));
-        TRY(tensor(g, SDPA_LSE, IN_MEMORY, CUDNN_DATA_FLOAT, p.rows, &p.in[SDPA_LSE]));
-        TRY(pointwise_into(g, CUDNN_POINTWISE_ADD, max, log_sum, NULL, 0, p.in[SDPA_LSE]));
-    }
+    TRY(pointwise(g, CUDNN_POINTWISE_LOG, sum, NULL, p.rows, &log_sum));
+    TRY(tensor(g, SDPA_LSE, s->keep_lse ? IN_MEMORY : VIRTUAL, CUDNN_DATA_FLOAT, p.rows,
+               &p.in[SDPA_LSE]));
+    TRY(pointwise_into(g, CUDNN_POINTWISE_ADD, max, log_sum, NULL, 0, p.in[SDPA_LSE]));
     TRY(between(g, CUDNN_DATA_BFLOAT16, p.scores, &prob));
     TRY(pointwise_into(g, CUDNN_POINTWISE_DIV, x, sum, NULL, 0, prob));
     TRY(heads_in_memory(g, s, SDPA_V, &p));
@@ -360,7 +359,8 @@ enum status sdpa_graph_configs(struct sdpa_graph *g, cudnnBackendDescriptor_t de
             out->config[out->n++] = config[i];
     }
     if (out->n == 0)
-        return status_fail(STATUS_FAILED, "cudnn: no deterministic engine for this attention");
+        return status_fail(STATUS_FAILED, "cudnn: no %sengine for this attention",
+                           n > 0 ? "deterministic " : "");
     return STATUS_OK;
 }
 
