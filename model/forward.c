@@ -152,10 +152,26 @@ enum status layer_forward(const struct model *m, struct acts *a, int64_t layer, 
     return be->activation(be, &activation);
 }
 
-enum status model_forward(const struct model *m, struct acts *a, struct kv_cache *cache,
-                          const int32_t *ids, int64_t n_batch, int64_t n_seq) {
+static enum status run(const struct model *m, struct acts *a, struct kv_cache *cache) {
     const struct model_config *c = &m->config;
     struct tensor none = {0};
+    struct embed_args embed = {.ids = a->ids,
+                               .table = weight(m, m->index[ROLE_EMBED]),
+                               .out = acts_rows(a, a->layers[0].sum1, c->width)};
+    TRY(m->be->embed(m->be, &embed));
+    for (int64_t l = 0; l < c->n_layer; l++) {
+        TRY(layer_forward(m, a, l, l > 0, cache));
+        TRY(linear(m, acts_rows(a, a->layers[l].ff, c->n_ff),
+                   weight(m, m->layer_index[l][ROLE_DOWN]), none,
+                   acts_rows(a, a->branch, c->width)));
+    }
+    return norm(m, acts_rows(a, a->layers[c->n_layer - 1].sum2, c->width),
+                acts_rows(a, a->branch, c->width), m->index[ROLE_FINAL_NORM],
+                acts_rows(a, a->sum_final, c->width), acts_hidden(a), acts_rstd(a, a->rstd_final));
+}
+
+enum status model_forward(const struct model *m, struct acts *a, struct kv_cache *cache,
+                          const int32_t *ids, int64_t n_batch, int64_t n_seq) {
     int64_t n_row;
     if (n_batch < 1 || n_seq < 1 || !size_mul(n_batch, n_seq, &n_row) || n_row > a->max_row)
         return status_fail(STATUS_FAILED, "forward: %lld x %lld tokens, but the buffers hold %lld",
@@ -169,19 +185,13 @@ enum status model_forward(const struct model *m, struct acts *a, struct kv_cache
     a->n_batch = n_batch;
     a->n_seq = n_seq;
     a->ids = ids;
-    struct embed_args embed = {.ids = ids,
-                               .table = weight(m, m->index[ROLE_EMBED]),
-                               .out = acts_rows(a, a->layers[0].sum1, c->width)};
-    TRY(m->be->embed(m->be, &embed));
-    for (int64_t l = 0; l < c->n_layer; l++) {
-        TRY(layer_forward(m, a, l, l > 0, cache));
-        TRY(linear(m, acts_rows(a, a->layers[l].ff, c->n_ff),
-                   weight(m, m->layer_index[l][ROLE_DOWN]), none,
-                   acts_rows(a, a->branch, c->width)));
-    }
-    TRY(norm(m, acts_rows(a, a->layers[c->n_layer - 1].sum2, c->width),
-             acts_rows(a, a->branch, c->width), m->index[ROLE_FINAL_NORM],
-             acts_rows(a, a->sum_final, c->width), acts_hidden(a), acts_rstd(a, a->rstd_final)));
+    bool decodes = cache && n_seq == 1; /* many small ops: launched as one where that can be */
+    if (decodes)
+        TRY(backend_graph_begin(m->be, (int64_t)(intptr_t)a));
+    enum status status = run(m, a, cache);
+    if (decodes)
+        status = backend_graph_end(m->be, status);
+    TRY(status);
     if (cache)
         cache->length += n_seq;
     return STATUS_OK;

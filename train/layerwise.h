@@ -8,7 +8,11 @@
 #include "train/trainer.h"
 
 enum status layerwise_check(const struct model *student, const struct model *teacher) MUST_USE;
-/* Loss and gradient of the step's micro-batches, which stand in host_ids. */
-enum status layerwise_losses(struct trainer *t, struct train_step *out) MUST_USE;
+/* How many sums a step keeps in the trainer's loss ring. */
+int64_t layerwise_sums(const struct train_config *c, const struct model *student);
+/* Enqueues a step's losses, as sums in the ring, and gradients. */
+enum status layerwise_losses(struct trainer *t, const struct step_batch *batch) MUST_USE;
+/* The losses of a slot that was read. */
+enum status layerwise_read(struct trainer *t, int64_t slot, struct train_step *out) MUST_USE;
 
 #endif

@@ -73,7 +73,7 @@ struct part {
     struct tensor data; /* flat, on the device */
 };
 
-static struct tensor frozen(const struct trainer *t, int64_t param) {
+static struct tensor flat_param(const struct trainer *t, int64_t param) {
     struct tensor view = model_view(t->student, t->student->data, t->dtype, param);
     return tensor_1d(t->dtype, view.data, t->student->params[param].count);
 }
@@ -81,7 +81,7 @@ static struct tensor frozen(const struct trainer *t, int64_t param) {
 /* Everything the state holds, in file order; in the arena. */
 static enum status list_parts(const struct trainer *t, struct arena *arena, struct part **out,
                               int64_t *n) {
-    int64_t most = TRAINER_BUFFERS * t->student->n_param_tensors;
+    int64_t most = (TRAINER_BUFFERS + 1) * t->student->n_param_tensors;
     TRY(arena_alloc(arena, most, (int64_t)sizeof **out, out));
     *n = 0;
     for (int k = 0; k < TRAINER_BUFFERS; k++)
@@ -91,11 +91,17 @@ static enum status list_parts(const struct trainer *t, struct arena *arena, stru
                      t->student->params[t->trained[i].param].name);
             p->data = trainer_state(t, k, i);
         }
+    for (int64_t i = 0; t->config->stochastic_rounding && i < t->n_trained; i++) {
+        struct part *p = *out + (*n)++;
+        int64_t param = t->trained[i].param;
+        snprintf(p->name, sizeof p->name, "rounded.%s", t->student->params[param].name);
+        p->data = flat_param(t, param);
+    }
     for (int64_t i = 0; keeps_frozen(t) && i < t->student->n_param_tensors; i++)
         if (!t->wanted[i]) {
             struct part *p = *out + (*n)++;
             snprintf(p->name, sizeof p->name, "frozen.%s", t->student->params[i].name);
-            p->data = frozen(t, i);
+            p->data = flat_param(t, i);
         }
     return STATUS_OK;
 }
@@ -158,11 +164,11 @@ static enum status read_part(const struct trainer *t, const struct checkpoint *c
     return STATUS_OK;
 }
 
-/* The weights follow from their masters, as AdamW leaves them. */
+/* The weights follow from their masters, as AdamW leaves them: rounded to nearest. */
 static enum status round_masters(struct trainer *t) {
     for (int64_t i = 0; t->master && i < t->n_trained; i++) {
         struct cast_args cast = {.x = trainer_state(t, TRAINER_MASTER, i),
-                                 .out = frozen(t, t->trained[i].param)};
+                                 .out = flat_param(t, t->trained[i].param)};
         TRY(t->be->cast(t->be, &cast));
     }
     return t->be->sync(t->be, STREAM_COMPUTE);
@@ -182,7 +188,8 @@ enum status state_restore(struct trainer *t, const char *out_dir) {
     TRY_OUT(arena_alloc(&arena, CHUNK, 1, &buffer));
     for (int64_t i = 0; i < n; i++)
         TRY_OUT(read_part(t, c, &parts[i], buffer));
-    TRY_OUT(round_masters(t));
+    if (!t->config->stochastic_rounding)
+        TRY_OUT(round_masters(t));
 out:
     checkpoint_close(c);
     arena_free(&arena);

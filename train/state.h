@@ -1,5 +1,6 @@
 /* What a run needs to continue bit-exactly, beside the model in OUT/last:
- *   OUT/last/training/state.safetensors  master.*, m.*, v.* of the trained parameters
+ *   OUT/last/training/state.safetensors  master.*, m.*, v.* of the trained parameters; rounded.*
+ *                                        when chance rounds them
  *   OUT/last/training/state.json         step, data position, best evaluation, hashes, settings
  * The folder OUT/last is replaced as a whole, atomically. */
 #ifndef REGROUP_TRAIN_STATE_H

@@ -80,6 +80,8 @@ int train_config_options(struct train_config *c, struct option *options) {
         REAL("optimizer.weight_decay", weight_decay,
              "decoupled decay of matrices (not of norms and biases)", 0, 10),
         REAL("optimizer.clip", clip, "gradient norm is clipped to this; 0: never", 0, big),
+        FLAG("optimizer.stochastic_rounding", stochastic_rounding,
+             "bf16 weights are rounded from their masters at random, unbiased"),
         TEXT("schedule.kind", schedule, "after the warm-up", "cosine|linear|constant"),
         WHOLE("schedule.warmup", warmup, "steps of linear warm-up", 0, big),
         REAL("schedule.final", final, "fraction of lr at the last step", 0, 1),
@@ -95,6 +97,9 @@ int train_config_options(struct train_config *c, struct option *options) {
              "keep only each layer's input and run it again in the backward pass"),
         TEXT("backend", backend, "where it runs", backend_names()),
         WHOLE("threads", threads, "0: the machine's", 0, 4096),
+        WHOLE("log_every", log_every,
+              "steps between looks at the losses; 0: 1, and 16 on a GPU, which would wait", 0,
+              4096),
         WHOLE("eval_every", eval_every,
               "steps between held-out evaluations; 0: only first and last", 0, big),
         WHOLE("eval_windows", eval_windows, "held-out windows used, at most; 0: all", 0, big),
@@ -158,6 +163,10 @@ enum status train_config_check(const struct train_config *c, const char *what) {
         return need(c, what, "data.train", NULL);
     if (c->trainable.n < 1)
         return need(c, what, "trainable", NULL);
+    if (c->stochastic_rounding && strcmp(c->dtype, "bf16") != 0)
+        return status_fail(STATUS_USAGE,
+                           "%s: optimizer.stochastic_rounding is of bf16 weights; the dtype is %s",
+                           what, c->dtype);
     if (c->warmup > c->steps)
         return status_fail(STATUS_USAGE,
                            "%s: schedule.warmup %lld is longer than the run (steps %lld)", what,
@@ -180,9 +189,9 @@ struct json *train_config_to_json(const struct train_config *c) {
 
 /* Keys that may change between a run and its continuation: where things are and how often one
  * looks. The data itself is compared by its hash. */
-static const char *const free_keys[] = {"student",      "tokenizer",  "out",     "data.train",
-                                        "data.heldout", "recompute",  "backend", "threads",
-                                        "eval_every",   "save_every", NULL};
+static const char *const free_keys[] = {"student",      "tokenizer",  "out",       "data.train",
+                                        "data.heldout", "recompute",  "backend",   "threads",
+                                        "eval_every",   "save_every", "log_every", NULL};
 
 static bool is_free(const char *key, const struct train_config *now) {
     for (int i = 0; free_keys[i]; i++)

@@ -14,7 +14,8 @@ struct train_config {
     double heldout_fraction;
     int64_t seq_len, batch, grad_accum, steps;
     double lr, beta1, beta2, eps, weight_decay, clip; /* clip 0: none */
-    const char *schedule;                             /* cosine | linear | constant */
+    bool stochastic_rounding;
+    const char *schedule; /* cosine | linear | constant */
     int64_t warmup;
     double final; /* fraction of lr reached at the last step */
     double alpha, temperature;
@@ -22,7 +23,8 @@ struct train_config {
     const char *dtype;            /* f32 | bf16 | f64 */
     bool recompute;
     const char *backend;
-    int64_t threads; /* 0: the machine's */
+    int64_t threads;   /* 0: the machine's */
+    int64_t log_every; /* 0: by the device */
     int64_t eval_every, eval_windows, save_every;
     int64_t seed;
 };

@@ -64,13 +64,12 @@ static const char *divergence(const struct loss_parts *p, bool has_teacher, char
     return out;
 }
 
-enum status train_log_step(struct train_log *log, int64_t step, const struct train_step *s,
-                           bool has_teacher, double lr, int64_t tokens_done, int64_t tokens,
-                           double seconds) {
+enum status train_log_step(struct train_log *log, const struct train_step *s, bool has_teacher,
+                           int64_t tokens, double seconds) {
     struct text *line = &log->line;
     char kl[80];
     line->n = 0;
-    TRY(text_printf(line, "{\"step\":%lld,\"loss\":%.9g", (long long)step, s->loss));
+    TRY(text_printf(line, "{\"step\":%lld,\"loss\":%.9g", (long long)s->step, s->loss));
     for (int64_t l = 0; l < s->n_layer; l++)
         TRY(text_printf(line, "%s%.9g", l ? "," : ",\"layer_loss\":[", s->layer_loss[l]));
     if (s->layer_loss)
@@ -81,8 +80,8 @@ enum status train_log_step(struct train_log *log, int64_t step, const struct tra
     TRY(text_printf(line,
                     ",\"grad_norm\":%.9g,\"lr\":%.9g,\"tokens\":%lld,\"tokens_per_s\":%.1f,"
                     "\"seconds\":%.4f}\n",
-                    s->grad_norm, lr, (long long)tokens_done, (double)tokens / fmax(seconds, 1e-9),
-                    seconds));
+                    s->grad_norm, s->lr, (long long)(s->step * tokens),
+                    (double)tokens / fmax(seconds, 1e-9), seconds));
     return put(log, line->data, line->n);
 }
 

@@ -13,9 +13,9 @@ struct train_log {
 /* Opens for appending. Lines of steps beyond `step`, and a torn last line, are dropped first, so
  * that a continued run has each step once. */
 enum status train_log_open(const char *out_dir, int64_t step, struct train_log *out) MUST_USE;
-enum status train_log_step(struct train_log *log, int64_t step, const struct train_step *s,
-                           bool has_teacher, double lr, int64_t tokens_done, int64_t tokens,
-                           double seconds) MUST_USE;
+/* `tokens` of the step, which took so many seconds. */
+enum status train_log_step(struct train_log *log, const struct train_step *s, bool has_teacher,
+                           int64_t tokens, double seconds) MUST_USE;
 enum status train_log_eval(struct train_log *log, int64_t step, const struct loss_parts *e,
                            bool has_teacher) MUST_USE;
 enum status train_log_sync(struct train_log *log) MUST_USE; /* to the disk */

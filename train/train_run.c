@@ -37,7 +37,8 @@ struct run {
     struct train_log log;
     struct run_state state;
     double loss;
-    int lock; /* OUT, held open; -1: not yet */
+    double began; /* the first step that was not yet logged */
+    int lock;     /* OUT, held open; -1: not yet */
 };
 
 static void close_run(struct run *r) {
@@ -183,8 +184,7 @@ static enum status check_same(struct run *r, const struct json *settings) {
 
 static enum status restore(struct run *r) {
     TRY(state_restore(&r->trainer, r->config->out));
-    r->trainer.step = r->state.step;
-    r->trainer.batcher.position = r->state.position;
+    trainer_resume(&r->trainer, r->state.step, r->state.position);
     log_info("continuing %s after step %lld", r->config->out, (long long)r->state.step);
     return STATUS_OK;
 }
@@ -247,7 +247,7 @@ static enum status evaluate(struct run *r) {
 
 static enum status save_last(struct run *r) {
     r->state.step = r->trainer.step;
-    r->state.position = r->trainer.batcher.position;
+    r->state.position = r->trainer.position;
     TRY(train_log_sync(&r->log));
     return state_save_last(&r->trainer, &r->state, r->config->out);
 }
@@ -256,18 +256,45 @@ static bool due(int64_t step, int64_t every, int64_t last) {
     return step == last || (every > 0 && step % every == 0);
 }
 
+/* The lines of the steps since the last time, each with its share of the time they took. */
+static enum status log_steps(struct run *r, struct progress *bar) {
+    const struct train_config *c = r->config;
+    const struct train_step *s;
+    int64_t n;
+    enum status status = trainer_read(&r->trainer, &s, &n);
+    double seconds = (clock_seconds() - r->began) / (double)size_max(n, 1);
+    for (int64_t i = 0; i < n; i++) {
+        TRY(train_log_step(&r->log, &s[i], r->teacher != NULL,
+                           c->grad_accum * c->batch * c->seq_len, seconds));
+        r->loss = s[i].loss;
+    }
+    if (status == STATUS_OK) {
+        char detail[64];
+        snprintf(detail, sizeof detail, "loss %.4f, lr %.2e", s[n - 1].loss, s[n - 1].lr);
+        progress_update(bar, (double)r->trainer.step, detail);
+    }
+    return status;
+}
+
+/* A step, and what is due behind it. */
 static enum status one_step(struct run *r, struct progress *bar) {
     const struct train_config *c = r->config;
-    double lr = train_config_lr(c, r->trainer.step + 1), began = clock_seconds();
-    struct train_step s;
-    TRY(trainer_step(&r->trainer, lr, &s));
-    int64_t step = r->trainer.step, tokens = c->grad_accum * c->batch * c->seq_len;
-    TRY(train_log_step(&r->log, step, &s, r->teacher != NULL, lr, step * tokens, tokens,
-                       clock_seconds() - began));
-    char detail[64];
-    snprintf(detail, sizeof detail, "loss %.4f, lr %.2e", s.loss, lr);
-    progress_update(bar, (double)step, detail);
-    r->loss = s.loss;
+    if (r->trainer.losses.n_step == 0)
+        r->began = clock_seconds();
+    TRY(trainer_step(&r->trainer, train_config_lr(c, r->trainer.step + 1)));
+    int64_t step = r->trainer.step;
+    bool stop = stop_requested, eval = r->heldout.n_window && due(step, c->eval_every, c->steps);
+    bool save = stop || due(step, c->save_every, c->steps);
+    if (trainer_is_full(&r->trainer) || eval || save || step == c->steps)
+        TRY(log_steps(r, bar));
+    if (eval)
+        TRY(evaluate(r));
+    if (save)
+        TRY(save_last(r));
+    if (stop && step < c->steps)
+        return status_fail(STATUS_INTERRUPTED,
+                           "stopped after step %lld of %lld and saved; continue with --resume",
+                           (long long)step, (long long)c->steps);
     return STATUS_OK;
 }
 
@@ -278,19 +305,8 @@ static enum status loop(struct run *r) {
         TRY(evaluate(r));
     progress_start(&bar, "train", (double)c->steps, "steps");
     enum status status = STATUS_OK;
-    while (status == STATUS_OK && r->trainer.step < c->steps) {
+    while (status == STATUS_OK && r->trainer.step < c->steps)
         status = one_step(r, &bar);
-        int64_t step = r->trainer.step;
-        if (status == STATUS_OK && r->heldout.n_window && due(step, c->eval_every, c->steps))
-            status = evaluate(r);
-        if (status == STATUS_OK && (stop_requested || due(step, c->save_every, c->steps)))
-            status = save_last(r);
-        if (status == STATUS_OK && stop_requested && step < c->steps)
-            status =
-                status_fail(STATUS_INTERRUPTED,
-                            "stopped after step %lld of %lld and saved; continue with --resume",
-                            (long long)step, (long long)c->steps);
-    }
     progress_end(&bar);
     return status;
 }

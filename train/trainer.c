@@ -1,8 +1,10 @@
 /* See trainer.h. */
 #include "train/trainer.h"
 
+#include "core/rng.h"
 #include "train/layerwise.h"
 
+#include <assert.h>
 #include <fnmatch.h>
 #include <math.h>
 #include <string.h>
@@ -73,26 +75,40 @@ static enum status start_master(struct trainer *t) {
     return be->sync(be, STREAM_COMPUTE);
 }
 
+static enum status allocate_batch(struct trainer *t, int64_t rows, struct step_batch *b) {
+    int64_t size = (int64_t)sizeof *b->ids;
+    TRY(memory_alloc(rows, size, "batch", &b->host_ids));
+    TRY(memory_alloc(rows, size, "batch", &b->host_targets));
+    TRY(device(t, rows, size, "token ids", &b->ids));
+    return device(t, rows, size, "targets", &b->targets);
+}
+
+/* Reading a loss makes the host wait for the device, and then the device for the host. That is
+ * nothing where the ops run in the calling thread. */
+static int64_t read_every(const struct trainer *t) {
+    enum { ON_A_DEVICE = 16 };
+    int64_t every = t->config->log_every;
+    if (!every)
+        every = t->be->host_memory ? 1 : ON_A_DEVICE;
+    return size_min(every, t->config->steps);
+}
+
 static enum status allocate(struct trainer *t) {
     const struct train_config *c = t->config;
-    int64_t rows, step_rows, size = dtype_size(t->grad_dtype);
-    if (!size_mul(c->batch, c->seq_len, &rows) || !size_mul(rows, c->grad_accum, &step_rows))
+    bool layerwise = train_config_is_layerwise(c); /* needs the teacher's stream, layer by layer */
+    int64_t rows, size = dtype_size(t->grad_dtype), every = read_every(t);
+    if (!size_mul(c->batch, c->seq_len, &rows) || !size_mul(rows, c->grad_accum, &rows))
         return status_nomem("a batch", (double)c->batch * (double)c->seq_len);
     TRY(memory_alloc(t->student->n_param_tensors, (int64_t)sizeof *t->wanted, "wanted",
                      &t->wanted));
     TRY(memory_alloc(t->student->n_param_tensors, (int64_t)sizeof *t->trained, "trained parameters",
                      &t->trained));
-    TRY(memory_alloc(step_rows, (int64_t)sizeof(int32_t), "batch", &t->host_ids));
-    TRY(memory_alloc(step_rows, (int64_t)sizeof(int32_t), "batch", &t->host_targets));
-    TRY(memory_alloc(rows, 3 * size, "row losses", &t->host_rows));
+    TRY(memory_alloc(every, (int64_t)sizeof *t->unread, "losses", &t->unread));
     TRY(choose(t));
-    TRY(device(t, rows, (int64_t)sizeof(int32_t), "token ids", &t->ids));
-    TRY(device(t, rows, (int64_t)sizeof(int32_t), "targets", &t->targets));
-    TRY(device(t, rows, size, "row losses", &t->nll));
-    TRY(device(t, rows, size, "row losses", &t->kl));
-    TRY(device(t, rows, size, "row losses", &t->agree));
-    TRY(device(t, 1, (int64_t)sizeof(double), "the gradient's size", &t->squares.data));
-    t->squares = tensor_1d(DTYPE_F64, t->squares.data, 1);
+    for (int k = 0; k < 2; k++)
+        TRY(allocate_batch(t, rows, &t->batch[k]));
+    TRY(loss_ring_open(t->be, t->grad_dtype, every, rows, t->teacher != NULL,
+                       layerwise ? layerwise_sums(c, t->student) : 0, &t->losses));
     TRY(device(t, t->student->n_param, size, "gradients", &t->grads));
     TRY(device(t, t->n_state, size, "AdamW's first moments", &t->m));
     TRY(device(t, t->n_state, size, "AdamW's second moments", &t->v));
@@ -100,10 +116,9 @@ static enum status allocate(struct trainer *t) {
         TRY(device(t, t->n_state, size, "master weights", &t->master));
         TRY(start_master(t));
     }
-    bool layerwise = train_config_is_layerwise(c); /* needs the teacher's stream, layer by layer */
     if (layerwise)
-        TRY(memory_alloc(t->student->config.n_layer, (int64_t)sizeof *t->layer_loss, "layer losses",
-                         &t->layer_loss));
+        TRY(memory_alloc(every * t->student->config.n_layer, (int64_t)sizeof *t->layer_loss,
+                         "layer losses", &t->layer_loss));
     TRY(acts_open(t->student, c->recompute || layerwise ? ACTS_RECOMPUTE : ACTS_TRAIN, c->batch,
                   c->seq_len, &t->acts));
     if (t->teacher)
@@ -138,48 +153,25 @@ enum status trainer_open(const struct train_config *config, struct backend *be,
 void trainer_close(struct trainer *t) {
     acts_close(t->acts);
     acts_close(t->teacher_acts);
-    void *on_device[] = {t->ids,   t->targets, t->nll, t->kl, t->agree,
-                         t->grads, t->master,  t->m,   t->v,  t->squares.data};
+    struct step_batch *b = t->batch;
+    void *on_device[] = {b[0].ids, b[0].targets, b[1].ids, b[1].targets,
+                         t->grads, t->master,    t->m,     t->v};
     for (size_t i = 0; i < sizeof on_device / sizeof *on_device; i++)
         if (on_device[i])
             t->be->free(t->be, on_device[i]);
-    void *on_host[] = {t->wanted,       t->trained,   t->host_ids,
-                       t->host_targets, t->host_rows, t->layer_loss};
+    void *on_host[] = {t->wanted,     t->trained,        t->unread,     t->layer_loss,
+                       b[0].host_ids, b[0].host_targets, b[1].host_ids, b[1].host_targets};
     for (size_t i = 0; i < sizeof on_host / sizeof *on_host; i++)
         memory_free(on_host[i]);
+    loss_ring_close(&t->losses);
     batcher_close(&t->batcher);
     *t = (struct trainer){0};
 }
 
-static double row_value(const struct trainer *t, int64_t i) {
-    return t->grad_dtype == DTYPE_F64 ? ((const double *)t->host_rows)[i]
-                                      : ((const float *)t->host_rows)[i];
-}
-
-static struct tensor host_rows(const struct trainer *t, int64_t first, int64_t n) {
-    return flat(t, t->host_rows, first, n);
-}
-
-/* Row losses of n rows from the device, summed in double in row order. */
-static enum status add_rows(struct trainer *t, int64_t n, const int32_t *targets,
-                            struct loss_parts *sum) {
-    struct backend *be = t->be;
-    void *sources[] = {t->nll, t->teacher ? t->kl : NULL, t->teacher ? t->agree : NULL};
-    double *sums[] = {&sum->ce, &sum->kl, &sum->agree};
-    for (int k = 0; k < 3; k++) {
-        if (!sources[k])
-            continue;
-        struct tensor host = host_rows(t, k * n, n);
-        TRY(be->download(be, STREAM_COMPUTE, host.data, sources[k], tensor_bytes(&host)));
-    }
-    TRY(be->sync(be, STREAM_COMPUTE));
-    for (int k = 0; k < 3; k++)
-        for (int64_t r = 0; sources[k] && r < n; r++)
-            if (targets[r] >= 0)
-                *sums[k] += row_value(t, k * n + r);
-    for (int64_t r = 0; r < n; r++)
-        sum->n_token += targets[r] >= 0;
-    return STATUS_OK;
+void trainer_resume(struct trainer *t, int64_t step, int64_t position) {
+    t->step = step;
+    t->position = t->batcher.position = position;
+    t->ahead = false;
 }
 
 static void to_means(struct loss_parts *p) {
@@ -188,75 +180,94 @@ static void to_means(struct loss_parts *p) {
     p->agree /= (double)p->n_token;
 }
 
-/* Forward of both models over n_batch sequences, and the loss; with `train` the gradient too. */
-static enum status run_batch(struct trainer *t, int64_t n_batch, const int32_t *ids,
-                             const int32_t *targets, bool train, double grad_scale,
-                             struct loss_parts *sum) {
+static int64_t step_rows(const struct trainer *t) {
+    return t->config->grad_accum * t->config->batch * t->config->seq_len;
+}
+
+/* n_token counted afresh, and the first n rows on their way to the device. */
+static enum status upload(struct trainer *t, struct step_batch *b, int64_t n,
+                          enum stream_id stream) {
+    int64_t bytes = n * (int64_t)sizeof *b->ids;
+    b->n_token = 0;
+    for (int64_t i = 0; i < n; i++)
+        b->n_token += b->host_targets[i] >= 0;
+    TRY(t->be->upload(t->be, stream, b->ids, b->host_ids, bytes));
+    return t->be->upload(t->be, stream, b->targets, b->host_targets, bytes);
+}
+
+static enum status load(struct trainer *t, struct step_batch *b) {
+    const struct train_config *c = t->config;
+    int64_t rows = c->batch * c->seq_len;
+    for (int64_t a = 0; a < c->grad_accum; a++)
+        batcher_next(&t->batcher, b->host_ids + a * rows, b->host_targets + a * rows);
+    return upload(t, b, c->grad_accum * rows, STREAM_COPY);
+}
+
+/* Forward of both models over n_batch sequences from row `first` of the step on, and the loss; with
+ * `train` the gradient too. */
+static enum status run_batch(struct trainer *t, const struct step_batch *b, int64_t first,
+                             int64_t n_batch, bool train) {
     struct backend *be = t->be;
     const struct train_config *c = t->config;
-    int64_t n = n_batch * c->seq_len, bytes = n * (int64_t)sizeof *ids;
-    TRY(be->upload(be, STREAM_COMPUTE, t->ids, ids, bytes));
-    TRY(be->upload(be, STREAM_COMPUTE, t->targets, targets, bytes));
+    int64_t n = n_batch * c->seq_len;
+    struct tensor all_ids = tensor_1d(DTYPE_I32, b->ids, first + n);
+    struct tensor all_targets = tensor_1d(DTYPE_I32, b->targets, first + n);
+    const int32_t *ids = tensor_at(&all_ids, first);
     struct head_loss_args loss = {
-        .targets = t->targets,
+        .targets = tensor_at(&all_targets, first),
         .ce_weight = t->teacher ? 1 - c->alpha : 1,
         .kl_weight = t->teacher ? c->alpha : 0,
         .temperature = train ? c->temperature : 1,
-        .grad_scale = grad_scale,
-        .nll = flat(t, t->nll, 0, n),
+        .grad_scale = train ? 1.0 / (double)b->n_token : 0,
+        .nll = loss_ring_rows(&t->losses, 0, first, n),
+        .kl = loss_ring_rows(&t->losses, 1, first, n),
+        .agree = loss_ring_rows(&t->losses, 2, first, n),
     };
     if (t->teacher) {
-        TRY(model_forward(t->teacher, t->teacher_acts, NULL, t->ids, n_batch, c->seq_len));
+        TRY(model_forward(t->teacher, t->teacher_acts, NULL, ids, n_batch, c->seq_len));
         loss.teacher_hidden = acts_hidden(t->teacher_acts);
         loss.teacher_head = model_head(t->teacher);
-        loss.kl = flat(t, t->kl, 0, n);
-        loss.agree = flat(t, t->agree, 0, n);
     }
-    TRY(model_forward(t->student, t->acts, NULL, t->ids, n_batch, c->seq_len));
+    TRY(model_forward(t->student, t->acts, NULL, ids, n_batch, c->seq_len));
     loss.hidden = acts_hidden(t->acts);
     loss.head = model_head(t->student);
-    if (train) {
-        loss.d_hidden = acts_d_hidden(t->acts);
-        int64_t head = t->student->index[ROLE_HEAD], embed = t->student->index[ROLE_EMBED];
-        if (t->wanted[head >= 0 ? head : embed])
-            loss.d_head = model_d_head(t->student, t->grads);
-    }
+    if (!train)
+        return be->head_loss(be, &loss);
+    int64_t head = t->student->index[ROLE_HEAD], embed = t->student->index[ROLE_EMBED];
+    loss.d_hidden = acts_d_hidden(t->acts);
+    if (t->wanted[head >= 0 ? head : embed])
+        loss.d_head = model_d_head(t->student, t->grads);
     TRY(be->head_loss(be, &loss));
-    if (train)
-        TRY(model_backward(t->student, t->acts, t->grads, t->wanted));
-    return add_rows(t, n, targets, sum);
+    return model_backward(t->student, t->acts, t->grads, t->wanted);
 }
 
-enum status trainer_squares(struct trainer *t, struct tensor x, double *out) {
-    struct sum_squares_args args = {.x = x, .out = t->squares};
-    TRY(t->be->sum_squares(t->be, &args));
-    TRY(t->be->download(t->be, STREAM_COMPUTE, out, t->squares.data, sizeof *out));
-    return t->be->sync(t->be, STREAM_COMPUTE);
+/* Losses and gradients of a step. */
+static enum status accumulate(struct trainer *t, const struct step_batch *b) {
+    const struct train_config *c = t->config;
+    struct tensor grads = flat(t, t->grads, 0, t->student->n_param);
+    TRY(t->be->zero(t->be, grads.data, tensor_bytes(&grads)));
+    if (t->layer_loss)
+        return layerwise_losses(t, b);
+    for (int64_t a = 0; a < c->grad_accum; a++)
+        TRY(run_batch(t, b, a * c->batch * c->seq_len, c->batch, true));
+    return STATUS_OK;
 }
 
-static enum status gradient_norm(struct trainer *t, double *out) {
-    double sum = 0;
-    /* frozen parameters' gradients and padding are zero */
-    TRY(trainer_squares(t, flat(t, t->grads, 0, t->student->n_param), &sum));
-    *out = sqrt(sum);
-    if (isfinite(*out))
-        return STATUS_OK;
-    const char *name = "all of them together";
-    for (int64_t i = 0; i < t->n_trained; i++) {
-        const struct param *p = &t->student->params[t->trained[i].param];
-        TRY(trainer_squares(t, flat(t, t->grads, p->offset, p->count), &sum));
-        if (!isfinite(sum)) {
-            name = p->name;
-            break;
-        }
-    }
-    return status_fail(STATUS_FAILED,
-                       "step %lld: the gradient of %s is not finite; lower optimizer.lr or check "
-                       "the data (the last checkpoint is untouched)",
-                       (long long)t->step + 1, name);
+/* Of one parameter in one step; 0: to nearest. */
+static uint64_t rounding_seed(const struct trainer *t, int64_t step, int64_t param) {
+    if (!t->config->stochastic_rounding)
+        return 0;
+    int64_t which = step * t->student->n_param_tensors + param;
+    struct rng rng = rng_stream((uint64_t)t->config->seed, (uint64_t)which);
+    return rng_u64(&rng) | 1;
 }
 
-static enum status update(struct trainer *t, double lr, double grad_scale) {
+static enum status update(struct trainer *t, double lr) {
+    const struct train_config *c = t->config;
+    struct tensor squares = loss_ring_squares(&t->losses);
+    struct sum_squares_args all = {.x = flat(t, t->grads, 0, t->student->n_param),
+                                   .out = tensor_rows(squares, t->losses.n_step, 1)};
+    TRY(t->be->sum_squares(t->be, &all)); /* frozen parameters' gradients and padding are zero */
     for (int64_t i = 0; i < t->n_trained; i++) {
         const struct trained *p = &t->trained[i];
         const struct param *param = &t->student->params[p->param];
@@ -268,52 +279,115 @@ static enum status update(struct trainer *t, double lr, double grad_scale) {
             .v = trainer_state(t, TRAINER_V, i),
             .grad = flat(t, t->grads, param->offset, p->count),
             .lr = lr,
-            .beta1 = t->config->beta1,
-            .beta2 = t->config->beta2,
-            .eps = t->config->eps,
-            .weight_decay = param->rank == 2 ? t->config->weight_decay : 0,
-            .grad_scale = grad_scale,
+            .beta1 = c->beta1,
+            .beta2 = c->beta2,
+            .eps = c->eps,
+            .weight_decay = param->rank == 2 ? c->weight_decay : 0,
+            .grad_scale = 1,
             .step = t->step + 1,
+            .clip = c->clip,
+            .grad_square = squares,
+            .rounding_seed = rounding_seed(t, t->step + 1, p->param),
         };
         TRY(t->be->adamw(t->be, &args));
     }
-    return t->be->sync(t->be, STREAM_COMPUTE);
-}
-
-/* Loss and gradient of the step's micro-batches, which stand in host_ids and host_targets. */
-static enum status end_to_end(struct trainer *t, struct train_step *out) {
-    const struct train_config *c = t->config;
-    int64_t rows = c->batch * c->seq_len, n_counted = 0;
-    for (int64_t i = 0; i < c->grad_accum * rows; i++)
-        n_counted += t->host_targets[i] >= 0;
-    for (int64_t a = 0; a < c->grad_accum; a++)
-        TRY(run_batch(t, c->batch, t->host_ids + a * rows, t->host_targets + a * rows, true,
-                      1.0 / (double)n_counted, &out->parts));
-    to_means(&out->parts);
-    out->loss =
-        t->teacher ? c->alpha * out->parts.kl + (1 - c->alpha) * out->parts.ce : out->parts.ce;
-    if (!isfinite(out->loss))
-        return status_fail(STATUS_FAILED,
-                           "step %lld: the loss is %g (ce %g, kl %g); lower optimizer.lr or check "
-                           "the weights (the last checkpoint is untouched)",
-                           (long long)t->step + 1, out->loss, out->parts.ce, out->parts.kl);
     return STATUS_OK;
 }
 
-enum status trainer_step(struct trainer *t, double lr, struct train_step *out) {
-    const struct train_config *c = t->config;
-    int64_t rows = c->batch * c->seq_len;
-    for (int64_t a = 0; a < c->grad_accum; a++)
-        batcher_next(&t->batcher, t->host_ids + a * rows, t->host_targets + a * rows);
+bool trainer_is_full(const struct trainer *t) {
+    return t->losses.n_step == t->losses.n_slot;
+}
 
-    *out = (struct train_step){0};
-    struct tensor grads = flat(t, t->grads, 0, t->student->n_param);
-    TRY(t->be->zero(t->be, grads.data, tensor_bytes(&grads)));
-    TRY(t->layer_loss ? layerwise_losses(t, out) : end_to_end(t, out));
-    TRY(gradient_norm(t, &out->grad_norm));
-    double scale = c->clip > 0 ? c->clip / (out->grad_norm + 1e-6) : 1;
-    TRY(update(t, lr, scale < 1 ? scale : 1));
-    t->step++;
+/* The batch's side of a step: this one's is on the device before the compute stream goes on, and
+ * the next one's goes into the other buffer, which the step before has done with. The host stays at
+ * most two steps ahead: it waits until this step's ids, which waited for a step, have arrived. */
+static enum status exchange(struct trainer *t) {
+    struct backend *be = t->be;
+    if (!t->ahead)
+        TRY(load(t, &t->batch[t->turn]));
+    TRY(be->wait(be, STREAM_COMPUTE, STREAM_COPY));
+    TRY(be->sync(be, STREAM_COPY));
+    TRY(be->wait(be, STREAM_COPY, STREAM_COMPUTE));
+    t->ahead = true;
+    return load(t, &t->batch[!t->turn]);
+}
+
+enum status trainer_step(struct trainer *t, double lr) {
+    const struct train_config *c = t->config;
+    struct step_batch *b = &t->batch[t->turn];
+    assert(!trainer_is_full(t));
+    TRY(exchange(t));
+    TRY(backend_graph_begin(t->be, (int64_t)(intptr_t)t));
+    enum status status = accumulate(t, b);
+    if (status == STATUS_OK)
+        status = update(t, lr);
+    TRY(backend_graph_end(t->be, status));
+    t->unread[t->losses.n_step++] =
+        (struct train_step){.step = ++t->step, .lr = lr, .parts.n_token = b->n_token};
+    t->position += c->grad_accum * c->batch;
+    t->turn = !t->turn;
+    return STATUS_OK;
+}
+
+/* The weights are as they were before step t->step + 1: its gradient again, tensor by tensor. */
+static enum status blame_gradient(struct trainer *t) {
+    const char *name = "all of them together";
+    TRY(t->be->sync(t->be, STREAM_COPY));
+    TRY(load(t, &t->batch[t->turn]));
+    TRY(t->be->wait(t->be, STREAM_COMPUTE, STREAM_COPY));
+    TRY(accumulate(t, &t->batch[t->turn]));
+    for (int64_t i = 0; i < t->n_trained; i++) {
+        const struct param *p = &t->student->params[t->trained[i].param];
+        struct sum_squares_args one = {.x = flat(t, t->grads, p->offset, p->count),
+                                       .out = loss_ring_squares(&t->losses)};
+        TRY(t->be->sum_squares(t->be, &one));
+        TRY(loss_ring_read(&t->losses, 1));
+        if (!isfinite(t->losses.host_squares[0])) {
+            name = p->name;
+            break;
+        }
+    }
+    return status_fail(STATUS_FAILED,
+                       "step %lld: the gradient of %s is not finite; lower optimizer.lr or check "
+                       "the data (the last checkpoint is untouched)",
+                       (long long)t->step + 1, name);
+}
+
+static enum status read_step(struct trainer *t, int64_t slot, struct train_step *s) {
+    const struct train_config *c = t->config;
+    s->grad_norm = sqrt(t->losses.host_squares[slot]);
+    if (t->layer_loss) {
+        s->parts = (struct loss_parts){0};
+        TRY(layerwise_read(t, slot, s));
+    } else {
+        loss_ring_add(&t->losses, slot, step_rows(t), &s->parts);
+        to_means(&s->parts);
+        s->loss = t->teacher ? c->alpha * s->parts.kl + (1 - c->alpha) * s->parts.ce : s->parts.ce;
+        if (!isfinite(s->loss))
+            return status_fail(
+                STATUS_FAILED,
+                "step %lld: the loss is %g (ce %g, kl %g); lower optimizer.lr or check "
+                "the weights (the last checkpoint is untouched)",
+                (long long)s->step, s->loss, s->parts.ce, s->parts.kl);
+    }
+    return STATUS_OK;
+}
+
+enum status trainer_read(struct trainer *t, const struct train_step **out, int64_t *n) {
+    int64_t unread = t->losses.n_step;
+    *out = t->unread;
+    *n = 0;
+    TRY(loss_ring_read(&t->losses, unread));
+    t->losses.n_step = 0;
+    for (; *n < unread; ++*n) {
+        struct train_step *s = &t->unread[*n];
+        enum status status = read_step(t, *n, s);
+        if (status == STATUS_OK && isfinite(s->grad_norm))
+            continue;
+        int64_t back = unread - *n, windows = t->config->grad_accum * t->config->batch;
+        trainer_resume(t, t->step - back, t->position - back * windows);
+        return status == STATUS_OK ? blame_gradient(t) : status;
+    }
     return STATUS_OK;
 }
 
@@ -321,13 +395,19 @@ enum status trainer_eval(struct trainer *t, const struct batcher *heldout, int64
                          struct loss_parts *out) {
     const struct train_config *c = t->config;
     int64_t n = max_windows > 0 ? size_min(max_windows, heldout->n_window) : heldout->n_window;
+    struct step_batch *b = &t->batch[!t->turn]; /* the other one may hold the next step's */
+    assert(t->losses.n_step == 0);
     *out = (struct loss_parts){0};
     for (int64_t w = 0; w < n; w += c->batch) {
-        int64_t n_batch = size_min(c->batch, n - w);
-        for (int64_t b = 0; b < n_batch; b++)
-            batcher_window(heldout, w + b, t->host_ids + b * c->seq_len,
-                           t->host_targets + b * c->seq_len);
-        TRY(run_batch(t, n_batch, t->host_ids, t->host_targets, false, 0, out));
+        int64_t n_batch = size_min(c->batch, n - w), rows = n_batch * c->seq_len;
+        for (int64_t i = 0; i < n_batch; i++)
+            batcher_window(heldout, w + i, b->host_ids + i * c->seq_len,
+                           b->host_targets + i * c->seq_len);
+        TRY(upload(t, b, rows, STREAM_COMPUTE));
+        TRY(run_batch(t, b, 0, n_batch, false));
+        TRY(loss_ring_read(&t->losses, 1));
+        loss_ring_add(&t->losses, 0, rows, out);
+        out->n_token += b->n_token;
     }
     to_means(out);
     return STATUS_OK;

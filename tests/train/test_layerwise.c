@@ -66,6 +66,16 @@ static struct train_config recipe(void) {
     return c;
 }
 
+/* One step, and what is said of it. */
+static struct train_step one_step(struct trainer *t, double lr) {
+    const struct train_step *s;
+    int64_t n;
+    OK(trainer_step(t, lr));
+    OK(trainer_read(t, &s, &n));
+    assert_int_equal(n, 1);
+    return *s;
+}
+
 static struct token_data open_tokens(void) {
     char path[] = "/tmp/regroup-layerwise-XXXXXX.u16";
     uint16_t tokens[ACCUM * ROWS];
@@ -96,7 +106,8 @@ static double loss_of(struct trainer *t, const struct model *m, struct acts *a, 
     for (int64_t l = 0; l < LAYERS; l++)
         per_layer[l] = 0;
     for (int64_t k = 0; k < ACCUM; k++) {
-        OK(model_forward(t->teacher, t->teacher_acts, NULL, t->host_ids + k * ROWS, BATCH, SEQ));
+        OK(model_forward(t->teacher, t->teacher_acts, NULL, t->batch[!t->turn].host_ids + k * ROWS,
+                         BATCH, SEQ));
         for (int64_t l = 0; l < LAYERS; l++) {
             struct tensor in = acts_layer_input(t->teacher_acts, l);
             branch(t->teacher, t->teacher_acts, l, in, taught);
@@ -126,7 +137,7 @@ static void check(const int32_t *n_kv, bool bias) {
     double *saved, *w = m->data, per_layer[LAYERS];
     OK(memory_alloc(m->n_param, 8, "test", &saved));
     OK(trainer_open(&how, be, m, teacher, &data, &t));
-    OK(trainer_step(&t, 0, &step)); /* learning rate 0: the weights stay */
+    step = one_step(&t, 0); /* learning rate 0: the weights stay */
     double loss = loss_of(&t, m, t.acts, per_layer);
     assert_true(fabs(step.loss - loss) <= 1e-12 * loss);
     assert_int_equal(step.n_layer, LAYERS);
@@ -190,7 +201,7 @@ static void the_teacher_is_a_fixed_point(void **state) {
     struct trainer t;
     struct train_step step;
     OK(trainer_open(&how, be, m, teacher, &data, &t));
-    OK(trainer_step(&t, 0.1, &step));
+    step = one_step(&t, 0.1);
     assert_true(step.loss == 0 && step.grad_norm == 0);
     assert_memory_equal(m->data, teacher->data, (size_t)m->n_param * sizeof(float));
     trainer_close(&t);
