@@ -19,8 +19,9 @@ template <enum activation_kind KIND> static __device__ struct curve curve_at(flo
             y = K * (x + CUBE * x * x * x);
             dy = K * (1 + 3 * CUBE * x * x);
         }
-        float s = 1 / (1 + expf(-y));
-        return {s, s * (1 + x * dy * (1 - s))};
+        float e = expf(-fabsf(y)), large = 1 / (1 + e), small = e * large;
+        float s = y < 0 ? small : large, one_minus_s = y < 0 ? large : small;
+        return {s, s * (1 + x * dy * one_minus_s)};
     }
 }
 

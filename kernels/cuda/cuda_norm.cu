@@ -292,8 +292,9 @@ extern "C" enum status cuda_norm_bwd(struct backend *be, const struct norm_bwd_a
             int64_t n_block = std::min<int64_t>(NORM_BLOCKS, divide_up(n_row, 4 * SLOTS));
             if (a->d_bias.data)
                 rows.d_bias = partial + (n_sum - 1) * n_block * width;
-            CUDA_LAUNCH((norm_backward<T, N, LANES>), (unsigned)n_block, NORM_BLOCK,
-                        (size_t)(n_sum * SLOTS * width) * sizeof(float), cuda_stream(be), rows);
+            size_t shared = std::max<size_t>(16, n_sum * SLOTS * width * sizeof(float));
+            CUDA_LAUNCH((norm_backward<T, N, LANES>), (unsigned)n_block, NORM_BLOCK, shared,
+                        cuda_stream(be), rows);
             if (a->d_weight.data)
                 add_blocks(be, rows.d_weight, n_block, width, a->d_weight.data);
             if (a->d_bias.data)
