@@ -11,26 +11,29 @@
 
 #include <cmocka.h>
 
+#define OK(expr)                                                                                   \
+    do {                                                                                           \
+        if ((expr) != STATUS_OK)                                                                   \
+            fail_msg("%s", status_message());                                                      \
+    } while (0)
+
 static const struct cudnn_api *api;
 
+/* Every field that cuDNN up to 9.28 asks for; what differs between the GPUs as arguments. */
+#define DEVICE(version, memory, sms, shared, sm_khz, memory_khz, bus, l2, name)                    \
+    "{\"deviceVer\":" #version ",\"driverVer\":13000,\"cudaDeviceId\":0,\"pciDeviceId\":0,"        \
+    "\"totalGlobalMem\":" #memory ",\"multiProcessorCount\":" #sms ",\"warpSize\":32,"             \
+    "\"maxGridSize\":[2147483647,65535,65535],\"maxBlockSize\":[1024,1024,64],"                    \
+    "\"maxThreadsPerBlock\":1024,\"maxThreadsPerSM\":2048,\"maxCtasPerSM\":32,"                    \
+    "\"regsPerBlock\":65536,\"maxRegistersPerSM\":65536,\"maxSharedMemoryPerBlock\":49152,"        \
+    "\"maxSharedMemoryPerBlockOptin\":" #shared ",\"oversizedSharedMemoryPerBlock\":" #shared      \
+    ",\"reservedSharedMemoryPerBlock\":1024,\"isTccDriver\":0,\"supportCoopLaunch\":1,"            \
+    "\"smClockRateKHz\":" #sm_khz ",\"memClockRateKHz\":" #memory_khz ",\"memoryBusWidth\":" #bus  \
+    ",\"l2CacheSize\":" #l2 ",\"deviceName\":\"" name "\"}"
 static const char h200[] =
-    "{\"deviceVer\":900,\"driverVer\":13000,\"cudaDeviceId\":0,\"totalGlobalMem\":150754820096,"
-    "\"maxGridSize\":[2147483647,65535,65535],\"maxBlockSize\":[1024,1024,64],"
-    "\"regsPerBlock\":65536,\"multiProcessorCount\":132,\"warpSize\":32,"
-    "\"maxSharedMemoryPerBlock\":49152,\"maxSharedMemoryPerBlockOptin\":232448,"
-    "\"reservedSharedMemoryPerBlock\":1024,\"maxRegistersPerSM\":65536,\"maxCtasPerSM\":32,"
-    "\"maxThreadsPerBlock\":1024,\"maxThreadsPerSM\":2048,\"pciDeviceId\":0,\"isTccDriver\":0,"
-    "\"supportCoopLaunch\":1,\"smClockRateKHz\":1980000,\"memClockRateKHz\":3201000,"
-    "\"l2CacheSize\":62914560,\"deviceName\":\"NVIDIA H200\"}";
+    DEVICE(900, 150754820096, 132, 232448, 1980000, 3201000, 6144, 62914560, "NVIDIA H200");
 static const char a100[] =
-    "{\"deviceVer\":800,\"driverVer\":13000,\"cudaDeviceId\":0,\"totalGlobalMem\":85899345920,"
-    "\"maxGridSize\":[2147483647,65535,65535],\"maxBlockSize\":[1024,1024,64],"
-    "\"regsPerBlock\":65536,\"multiProcessorCount\":108,\"warpSize\":32,"
-    "\"maxSharedMemoryPerBlock\":49152,\"maxSharedMemoryPerBlockOptin\":166912,"
-    "\"reservedSharedMemoryPerBlock\":1024,\"maxRegistersPerSM\":65536,\"maxCtasPerSM\":32,"
-    "\"maxThreadsPerBlock\":1024,\"maxThreadsPerSM\":2048,\"pciDeviceId\":0,\"isTccDriver\":0,"
-    "\"supportCoopLaunch\":1,\"smClockRateKHz\":1410000,\"memClockRateKHz\":1593000,"
-    "\"l2CacheSize\":41943040,\"deviceName\":\"NVIDIA A100\"}";
+    DEVICE(800, 85899345920, 108, 166912, 1410000, 1593000, 5120, 41943040, "NVIDIA A100");
 
 /* Heads as the model lays them: q, k, v side by side in a row, o by itself; gradients the same. */
 static struct sdpa_shape packed_shape(int64_t n_head, int64_t n_kv_head, int64_t head_dim,
@@ -55,10 +58,12 @@ static struct sdpa_shape packed_shape(int64_t n_head, int64_t n_kv_head, int64_t
 static cudnnBackendDescriptor_t device_open(const char *json) {
     cudnnBackendDescriptor_t d;
     int64_t n = (int64_t)strlen(json) + 1;
-    assert_int_equal(api->descriptor_create(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &d), 0);
-    assert_int_equal(
-        api->set(d, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, n, json), 0);
-    assert_int_equal(api->finalize(d), 0);
+    OK(cudnn_status(api, api->descriptor_create(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &d),
+                    "device"));
+    OK(cudnn_status(
+        api, api->set(d, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, n, json),
+        "device"));
+    OK(cudnn_status(api, api->finalize(d), "device"));
     return d;
 }
 
