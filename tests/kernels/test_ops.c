@@ -3,7 +3,7 @@
  * warm; NaN in, NaN out. */
 #include "core/memory.h"
 #include "core/rng.h"
-#include "op_cases.h"
+#include "op_checks.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -47,72 +47,6 @@ static int close_backends(void **state) {
     return 0;
 }
 
-static void values_copy(const struct op_case *c, struct op_values *to, const struct op_values *v) {
-    for (int i = 0; i < c->n_buffer; i++)
-        memcpy(to->v[i], v->v[i], (size_t)c->buffer[i].count * sizeof(double));
-}
-
-/* The inputs as `dtype` holds them; what the op's forward hands to its backward likewise. */
-static void inputs(const struct op_case *c, enum dtype dtype, struct op_values *v) {
-    op_values_fill(c, 7, v);
-    op_values_round(c, dtype, v);
-    if (!c->prepare)
-        return;
-    struct op_values made;
-    OK(op_values_open(c, &made));
-    values_copy(c, &made, v);
-    OK(op_call(oracle, c, DTYPE_F64, c->prepare, &made));
-    for (int i = 0; i < c->n_buffer; i++)
-        if (c->buffer[i].role == ROLE_DERIVED)
-            memcpy(v->v[i], made.v[i], (size_t)c->buffer[i].count * sizeof(double));
-    op_values_close(&made);
-    op_values_round(c, dtype, v);
-}
-
-static bool is_output(const struct op_buffer *b) {
-    return b->role == ROLE_OUT || b->role == ROLE_INOUT;
-}
-
-struct error {
-    double most, square, size; /* largest, root mean square, largest true value */
-};
-static struct error error_of(const double *x, const double *truth, int64_t n) {
-    struct error e = {0};
-    for (int64_t i = 0; i < n; i++) {
-        double d = fabs(x[i] - truth[i]);
-        if (!(d <= e.most) && !isnan(e.most))
-            e.most = d; /* a NaN stays */
-        e.square += d * d;
-        e.size = fmax(e.size, fabs(truth[i]));
-    }
-    e.square = sqrt(e.square / (double)n);
-    return e;
-}
-
-/* Twice the yardstick's error, plus one unit in the last place of single precision for results
- * that the yardstick happened to get exactly. */
-static int compare(const struct op_case *c, enum dtype dtype, const char *isa,
-                   const struct op_values *got, const struct op_values *unit,
-                   const struct op_values *truth) {
-    int bad = 0;
-    for (int i = 0; i < c->n_buffer; i++) {
-        const struct op_buffer *b = &c->buffer[i];
-        if (!is_output(b) || !b->count)
-            continue;
-        struct error e = error_of(got->v[i], truth->v[i], b->count);
-        struct error u = error_of(unit->v[i], truth->v[i], b->count);
-        double floor = 0x1p-23 * e.size;
-        if (e.most <= 2 * u.most + floor && e.square <= 2 * u.square + floor)
-            continue;
-        print_error("%s %s %s %s, %s: error %.3g (rms %.3g), yardstick %.3g (rms %.3g), "
-                    "largest value %.3g\n",
-                    c->op, c->shape, dtype_name(dtype), isa, b->name, e.most, e.square, u.most,
-                    u.square, e.size);
-        bad++;
-    }
-    return bad;
-}
-
 static void values_match_the_oracle(void **state) {
     (void)state;
     int bad = 0, compared = 0;
@@ -124,15 +58,15 @@ static void values_match_the_oracle(void **state) {
             OK(op_values_open(&c, &truth));
             OK(op_values_open(&c, &unit));
             OK(op_values_open(&c, &got));
-            inputs(&c, dtypes[d], &in);
-            values_copy(&c, &truth, &in);
-            values_copy(&c, &unit, &in);
+            OK(op_inputs(oracle, &c, dtypes[d], &in));
+            op_values_copy(&c, &truth, &in);
+            op_values_copy(&c, &unit, &in);
             OK(op_call(oracle, &c, DTYPE_F64, c.run, &truth));
             OK(op_call(yardstick, &c, dtypes[d], c.run, &unit));
             for (int i = 0; i < N_ISA; i++, compared++) {
-                values_copy(&c, &got, &in);
+                op_values_copy(&c, &got, &in);
                 OK(op_call(cpu[i], &c, dtypes[d], c.run, &got));
-                bad += compare(&c, dtypes[d], isas[i], &got, &unit, &truth);
+                bad += op_compare(&c, dtypes[d], isas[i], &got, &unit, &truth);
             }
             op_values_close(&in);
             op_values_close(&truth);
@@ -153,13 +87,11 @@ static void double_precision_is_exact(void **state) {
         struct op_values a, b;
         OK(op_values_open(&c, &a));
         OK(op_values_open(&c, &b));
-        inputs(&c, DTYPE_F64, &a);
-        values_copy(&c, &b, &a);
+        OK(op_inputs(oracle, &c, DTYPE_F64, &a));
+        op_values_copy(&c, &b, &a);
         OK(op_call(oracle, &c, DTYPE_F64, c.run, &a));
         OK(op_call(cpu[N_ISA - 1], &c, DTYPE_F64, c.run, &b));
-        for (int i = 0; i < c.n_buffer; i++)
-            if (is_output(&c.buffer[i]) && c.buffer[i].count)
-                assert_memory_equal(a.v[i], b.v[i], (size_t)c.buffer[i].count * sizeof(double));
+        assert_int_equal(op_differing(&c, &a, &b), 0);
         op_values_close(&a);
         op_values_close(&b);
     }
@@ -190,8 +122,8 @@ static int check_gradient(const struct op_case *c) {
     OK(op_values_open(c, &out));
     OK(op_values_open(c, &scrap));
     OK(op_instance_open(oracle, c, DTYPE_F64, &x));
-    inputs(c, DTYPE_F64, &in);
-    values_copy(c, &out, &in);
+    OK(op_inputs(oracle, c, DTYPE_F64, &in));
+    op_values_copy(c, &out, &in);
     OK(op_call(oracle, c, DTYPE_F64, c->run, &out));
     for (int i = 0; i < c->n_buffer; i++) {
         const struct op_buffer *b = &c->buffer[i];
@@ -250,7 +182,7 @@ static void same_bits_and_no_allocation(void **state) {
             OK(op_values_open(&c, &first));
             OK(op_values_open(&c, &second));
             OK(op_instance_open(be, &c, dtype, &x));
-            inputs(&c, dtype, &in);
+            OK(op_inputs(oracle, &c, dtype, &in));
             OK(op_instance_write(&x, &in));
             OK(c.run(be, &c, dtype, x.data));
             OK(op_instance_read(&x, &first));
@@ -259,10 +191,7 @@ static void same_bits_and_no_allocation(void **state) {
             OK(c.run(be, &c, dtype, x.data));
             assert_int_equal(memory_alloc_count(), before);
             OK(op_instance_read(&x, &second));
-            for (int i = 0; i < c.n_buffer; i++)
-                if (is_output(&c.buffer[i]) && c.buffer[i].count)
-                    assert_memory_equal(first.v[i], second.v[i],
-                                        (size_t)c.buffer[i].count * sizeof(double));
+            assert_int_equal(op_differing(&c, &first, &second), 0);
             op_instance_close(&x);
             op_values_close(&in);
             op_values_close(&first);
@@ -280,34 +209,21 @@ static void nan_is_not_hidden(void **state) {
     for (int64_t k = 0; op_case_get(k, &c); k++)
         for (int p = 0; p < c.n_buffer && !c.bench; p++) {
             const struct op_buffer *poisoned = &c.buffer[p];
-            if (poisoned->kind == BUFFER_I32 || poisoned->role == ROLE_OUT ||
-                poisoned->role == ROLE_FORWARD || !poisoned->count)
+            if (!op_buffer_takes_nan(poisoned))
                 continue;
             struct op_values in, want, got;
             enum dtype dtype = dtypes[k % 2];
             OK(op_values_open(&c, &in));
             OK(op_values_open(&c, &want));
             OK(op_values_open(&c, &got));
-            inputs(&c, dtype, &in);
+            OK(op_inputs(oracle, &c, dtype, &in));
             in.v[p][rng_below(&rng, poisoned->count)] = (double)NAN;
-            values_copy(&c, &want, &in);
+            op_values_copy(&c, &want, &in);
             OK(op_call(oracle, &c, dtype, c.run, &want));
             for (int n = 1; n < N_ISA; n++) {
-                values_copy(&c, &got, &in);
+                op_values_copy(&c, &got, &in);
                 OK(op_call(cpu[n], &c, dtype, c.run, &got));
-                for (int i = 0; i < c.n_buffer; i++) {
-                    int64_t hidden = 0;
-                    for (int64_t j = 0; is_output(&c.buffer[i]) && j < c.buffer[i].count; j++) {
-                        seen += isnan(want.v[i][j]);
-                        hidden += isnan(want.v[i][j]) && !isnan(got.v[i][j]);
-                    }
-                    if (hidden) {
-                        print_error("%s %s %s %s: NaN in %s hidden at %lld places of %s\n", c.op,
-                                    c.shape, dtype_name(dtype), isas[n], poisoned->name,
-                                    (long long)hidden, c.buffer[i].name);
-                        bad++;
-                    }
-                }
+                bad += op_hidden_nans(&c, dtype, isas[n], poisoned, &want, &got, &seen);
             }
             op_values_close(&in);
             op_values_close(&want);
