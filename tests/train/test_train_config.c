@@ -81,6 +81,8 @@ static void mistakes_are_named(void **state) {
          "'trainable'"},
         {"{\"objective\":\"pretrain\",\"out\":\"o\",\"data\":{\"train\":\"a\"}}", "'model_config'"},
         {"{\"objective\":\"ce\",\"student\":\"s\",\"out\":\"o\"}", "'data.train'"},
+        {"{" GOOD ",\"optimizer\":{\"stochastic_rounding\":true}}",
+         "optimizer.stochastic_rounding is of bf16 weights"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct arena arena = {0};
@@ -137,6 +139,7 @@ static void a_resumed_run_is_the_same(void **state) {
     changed = c;
     changed.threads = 3;
     changed.save_every = 1;
+    changed.log_every = 5;
     changed.train = (struct string_list){other, 1}; /* its hash is compared, not its name */
     assert_true(train_config_same_run(stored, &changed, why, sizeof why));
     changed.lr = 3e-4;

@@ -126,6 +126,7 @@ struct resume_case {
     const char *objective, *dtype;
     enum dtype file_dtype;
     const char *trainable;
+    bool stochastic_rounding;
 };
 
 static void resumed_equals_uninterrupted(void **state) {
@@ -133,6 +134,7 @@ static void resumed_equals_uninterrupted(void **state) {
     struct train_config straight = recipe("straight"), halves;
     straight.objective = how->objective;
     straight.dtype = how->dtype;
+    straight.stochastic_rounding = how->stochastic_rounding;
     straight.trainable = one(how->trainable);
     straight.student = write_model("student", 2, true, 1, how->file_dtype);
     halves = straight;
@@ -169,6 +171,74 @@ static void resumed_equals_uninterrupted(void **state) {
     OK(train_run(&halves, TRAIN_FORCE, &b));
     assert_false(b.was_complete);
     assert_true(a.loss == b.loss);
+}
+
+static int64_t differing_tensors(const char *left, const char *right, const char *allowed) {
+    struct checkpoint *a, *b;
+    int64_t n = 0;
+    OK(checkpoint_open(left, &a));
+    OK(checkpoint_open(right, &b));
+    assert_int_equal(checkpoint_count(a), checkpoint_count(b));
+    for (int64_t i = 0; i < checkpoint_count(a); i++) {
+        const struct checkpoint_tensor *x = checkpoint_at(a, i), *y;
+        char *p, *q;
+        OK(checkpoint_need(b, x->name, &y));
+        assert_int_equal(x->n_byte, y->n_byte);
+        OK(arena_alloc(&arena, x->n_byte, 1, &p));
+        OK(arena_alloc(&arena, x->n_byte, 1, &q));
+        OK(checkpoint_read(x, 0, x->n_byte, p));
+        OK(checkpoint_read(y, 0, x->n_byte, q));
+        bool differs = memcmp(p, q, (size_t)x->n_byte) != 0;
+        if (differs && !strstr(x->name, allowed))
+            fail_msg("%s changed although it is frozen", x->name);
+        n += differs;
+    }
+    checkpoint_close(a);
+    checkpoint_close(b);
+    return n;
+}
+
+/* However seldom one looks: 11 steps read 4 at a time, with a checkpoint at 5 and an evaluation at
+ * 6 in between. */
+static void reading_seldom_changes_nothing(void **state) {
+    struct train_config every = recipe("every"), seldom;
+    struct train_result a, b;
+    every.objective = *state;
+    every.trainable = one("attention");
+    every.steps = 11;
+    every.eval_every = 6;
+    every.save_every = 5;
+    seldom = every;
+    seldom.log_every = 4;
+    seldom.out = in_folder("seldom");
+    OK(dir_remove(seldom.out));
+    OK(train_run(&every, TRAIN_NEW, &a));
+    OK(train_run(&seldom, TRAIN_NEW, &b));
+    assert_true(a.loss == b.loss && a.best_nll == b.best_nll);
+    same_file(every.out, seldom.out, "last/model.safetensors");
+    same_file(every.out, seldom.out, "last/training/state.safetensors");
+    struct text x = {0}, y = {0};
+    assert_int_equal(timeless_log(every.out, &x), 11 + 3);
+    assert_int_equal(timeless_log(seldom.out, &y), 11 + 3);
+    assert_string_equal(x.data, y.data);
+    text_free(&x);
+    text_free(&y);
+}
+
+static void stochastic_rounding_is_used(void **state) {
+    (void)state;
+    struct train_config c = recipe("nearest");
+    struct train_result r;
+    c.dtype = "bf16";
+    c.steps = 1;
+    c.student = write_model("student", 2, true, 1, DTYPE_BF16);
+    OK(train_run(&c, TRAIN_NEW, &r));
+    const char *nearest = in_folder("nearest/last");
+    c.stochastic_rounding = true;
+    c.out = in_folder("chance");
+    OK(dir_remove(c.out));
+    OK(train_run(&c, TRAIN_NEW, &r));
+    assert_true(differing_tensors(nearest, in_folder("chance/last"), "") > 10);
 }
 
 static void a_changed_run_is_refused(void **state) {
@@ -236,31 +306,6 @@ static void a_damaged_state_is_refused(void **state) {
     REFUSED(train_run(&c, TRAIN_RESUME, &r), "state.json");
 }
 
-static int64_t differing_tensors(const char *left, const char *right, const char *allowed) {
-    struct checkpoint *a, *b;
-    int64_t n = 0;
-    OK(checkpoint_open(left, &a));
-    OK(checkpoint_open(right, &b));
-    assert_int_equal(checkpoint_count(a), checkpoint_count(b));
-    for (int64_t i = 0; i < checkpoint_count(a); i++) {
-        const struct checkpoint_tensor *x = checkpoint_at(a, i), *y;
-        char *p, *q;
-        OK(checkpoint_need(b, x->name, &y));
-        assert_int_equal(x->n_byte, y->n_byte);
-        OK(arena_alloc(&arena, x->n_byte, 1, &p));
-        OK(arena_alloc(&arena, x->n_byte, 1, &q));
-        OK(checkpoint_read(x, 0, x->n_byte, p));
-        OK(checkpoint_read(y, 0, x->n_byte, q));
-        bool differs = memcmp(p, q, (size_t)x->n_byte) != 0;
-        if (differs && !strstr(x->name, allowed))
-            fail_msg("%s changed although it is frozen", x->name);
-        n += differs;
-    }
-    checkpoint_close(a);
-    checkpoint_close(b);
-    return n;
-}
-
 static void frozen_parameters_stay(void **state) {
     (void)state;
     struct train_config c = recipe("frozen");
@@ -277,35 +322,95 @@ static void frozen_parameters_stay(void **state) {
     REFUSED(train_run(&c, TRAIN_FORCE, &r), "'*q_norm*' matches no tensor");
 }
 
-static void a_step_allocates_nothing(void **state) {
-    struct train_config c = recipe("steps");
-    c.objective = *state;
-    c.trainable = one("attention");
+/* The trainer alone, on the recipe's models. */
+struct alone {
     struct backend *be;
     struct model *student, *teacher;
     struct token_data data;
     struct trainer t;
-    const struct train_step *s;
-    int64_t n;
-    OK(backend_open("cpu", &be));
-    OK(model_open(c.student, be, DTYPE_F32, &student));
-    OK(model_open(c.teacher, be, DTYPE_F32, &teacher));
-    OK(token_data_open(c.train.items, 1, NULL, 64, &data));
-    OK(trainer_open(&c, be, student, teacher, &data, &t));
-    int64_t before = 0;
+};
+
+static void alone_open(struct alone *x, const struct train_config *c) {
+    OK(backend_open("cpu", &x->be));
+    OK(model_open(c->student, x->be, DTYPE_F32, &x->student));
+    OK(model_open(c->teacher, x->be, DTYPE_F32, &x->teacher));
+    OK(token_data_open(c->train.items, 1, NULL, 64, &x->data));
+    OK(trainer_open(c, x->be, x->student, x->teacher, &x->data, &x->t));
+}
+
+static void alone_close(struct alone *x) {
+    trainer_close(&x->t);
+    token_data_close(&x->data);
+    model_close(x->teacher);
+    model_close(x->student);
+    backend_close(x->be);
+}
+
+static float *weights_of(const struct model *m, const char *name) {
+    for (int64_t i = 0; i < m->n_param_tensors; i++)
+        if (!strcmp(m->params[i].name, name))
+            return (float *)m->data + m->params[i].offset;
+    fail_msg("no %s", name);
+    return NULL;
+}
+
+static void a_step_allocates_nothing(void **state) {
+    struct train_config c = recipe("steps");
+    struct alone x;
+    const struct train_step *told;
+    int64_t n, before = 0;
+    c.objective = *state;
+    c.trainable = one("attention");
+    alone_open(&x, &c);
     for (int i = 0; i < 22; i++) { /* past the end of an epoch */
         if (i == 2)                /* kernels may keep what their first call made */
             before = memory_alloc_count();
-        OK(trainer_step(&t, 0.01));
-        OK(trainer_read(&t, &s, &n));
+        OK(trainer_step(&x.t, 0.01));
+        OK(trainer_read(&x.t, &told, &n));
     }
     assert_int_equal(memory_alloc_count(), before);
-    assert_true(t.position > 2 * t.batcher.n_window);
-    trainer_close(&t);
-    token_data_close(&data);
-    model_close(teacher);
-    model_close(student);
-    backend_close(be);
+    assert_true(x.t.position > 2 * x.t.batcher.n_window);
+    alone_close(&x);
+}
+
+/* A finite loss whose gradient overflows in one tensor: gate is 0 and so is what the branch adds,
+ * but its gradient is a product of up and down. Seen three steps late, it is told of the step it
+ * happened in; and no weight has moved, even though the steps behind it may be fine again. */
+static void overflow(bool fine_again, const char *message) {
+    struct train_config c = recipe("overflow");
+    struct alone x;
+    const struct train_step *told;
+    int64_t n;
+    c.trainable = one("*layers.1.mlp.gate_proj*");
+    c.log_every = 4;
+    alone_open(&x, &c);
+    OK(trainer_step(&x.t, 0.01));
+    OK(trainer_step(&x.t, 0.01));
+    OK(trainer_read(&x.t, &told, &n));
+    assert_int_equal(n, 2);
+    int64_t n_weight = x.student->config.n_ff * x.student->config.width;
+    float *gate = weights_of(x.student, "model.layers.1.mlp.gate_proj.weight");
+    float *up = weights_of(x.student, "model.layers.1.mlp.up_proj.weight");
+    float *down = weights_of(x.student, "model.layers.1.mlp.down_proj.weight");
+    for (int64_t i = 0; i < n_weight; i++)
+        gate[i] = 0, up[i] *= 1e22f, down[i] *= 1e22f;
+    for (int k = 0; k < 3; k++) {
+        OK(trainer_step(&x.t, 0.01));
+        for (int64_t i = 0; fine_again && i < n_weight; i++)
+            up[i] = 0;
+    }
+    REFUSED(trainer_read(&x.t, &told, &n), message);
+    assert_int_equal(n, 0);
+    assert_int_equal(x.t.step, 2);
+    for (int64_t i = 0; i < n_weight; i++)
+        assert_true(gate[i] == 0);
+    alone_close(&x);
+}
+
+static void a_gradient_that_is_not_finite_moves_nothing(void **state) {
+    (void)state;
+    overflow(false, "step 3: the gradient of model.layers.1.mlp.gate_proj.weight is not finite");
+    overflow(true, "step 3: the gradient of ");
 }
 
 static void a_run_that_is_not_finite_stops(void **state) {
@@ -389,18 +494,20 @@ static int teardown(void **state) {
 }
 
 int main(void) {
-    static struct resume_case f32 = {"distill", "f32", DTYPE_F32, "all"},
-                              bf16 = {"distill", "bf16", DTYPE_BF16, "all"},
-                              part = {"distill", "f32", DTYPE_BF16, "attention"},
-                              half = {"distill", "bf16", DTYPE_F16, "*norm*"},
-                              layers = {"attention", "f32", DTYPE_F32, "attention"},
-                              layers16 = {"attention", "bf16", DTYPE_BF16, "*[kv]_proj*"};
+    static struct resume_case f32 = {"distill", "f32", DTYPE_F32, "all", false},
+                              bf16 = {"distill", "bf16", DTYPE_BF16, "all", false},
+                              part = {"distill", "f32", DTYPE_BF16, "attention", false},
+                              half = {"distill", "bf16", DTYPE_F16, "*norm*", false},
+                              chance = {"distill", "bf16", DTYPE_F16, "all", true},
+                              layers = {"attention", "f32", DTYPE_F32, "attention", false},
+                              layers16 = {"attention", "bf16", DTYPE_BF16, "*[kv]_proj*", true};
     static char distill[] = "distill", attention[] = "attention";
     const struct CMUnitTest tests[] = {
         {"resumed == uninterrupted, f32", resumed_equals_uninterrupted, NULL, NULL, &f32},
         {"resumed == uninterrupted, bf16", resumed_equals_uninterrupted, NULL, NULL, &bf16},
         {"resumed == uninterrupted, frozen part", resumed_equals_uninterrupted, NULL, NULL, &part},
         {"resumed == uninterrupted, f16 file", resumed_equals_uninterrupted, NULL, NULL, &half},
+        {"resumed == uninterrupted, stochastic", resumed_equals_uninterrupted, NULL, NULL, &chance},
         {"resumed == uninterrupted, layers", resumed_equals_uninterrupted, NULL, NULL, &layers},
         {"resumed == uninterrupted, layers bf16", resumed_equals_uninterrupted, NULL, NULL,
          &layers16},
@@ -408,6 +515,11 @@ int main(void) {
         cmocka_unit_test(two_runs_in_one_folder_are_refused),
         cmocka_unit_test(a_damaged_state_is_refused),
         cmocka_unit_test(frozen_parameters_stay),
+        {"reading seldom changes nothing", reading_seldom_changes_nothing, NULL, NULL, distill},
+        {"reading seldom changes nothing, layers", reading_seldom_changes_nothing, NULL, NULL,
+         attention},
+        cmocka_unit_test(stochastic_rounding_is_used),
+        cmocka_unit_test(a_gradient_that_is_not_finite_moves_nothing),
         {"a step allocates nothing", a_step_allocates_nothing, NULL, NULL, distill},
         {"a step allocates nothing, layers", a_step_allocates_nothing, NULL, NULL, attention},
         cmocka_unit_test(a_run_that_is_not_finite_stops),
