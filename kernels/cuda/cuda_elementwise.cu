@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-enum { ELEMENT_BLOCK = 256 };
+enum { ELEMENT_BLOCK = 256, MOST_BLOCKS = 65535 /* of a grid's second dimension */ };
 
 static unsigned blocks(int64_t n, int each) {
     return (unsigned)divide_up(n, (int64_t)ELEMENT_BLOCK * each);
@@ -95,16 +95,15 @@ template <class To, class From, int N> __global__ void cast(const From *from, To
             to[i] = convert<To>(from[i]);
 }
 
-/* A block copies ELEMENT_BLOCK vectors of one sequence's rows; vectors run over (row, head). */
+/* A thread copies one vector of a row's heads, in every row that its block comes to. */
 template <class To, class From, int N>
 __global__ void copy_rows(const From *from, struct heads f, To *to, struct heads t, int64_t n_row,
-                          int64_t n_head, int64_t head_dim) {
-    int64_t b = blockIdx.y, i = first_element(1), units = head_dim / N;
-    if (i >= n_row * n_head * units)
-        return;
-    int64_t c = i % units * N, h = i / units % n_head, r = i / units / n_head;
-    convert_vec<To, From, N>(to + b * t.batch + r * t.row + h * t.head + c,
-                             from + b * f.batch + r * f.row + h * f.head + c);
+                          int n_vec, int head_vec) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, h = i / head_vec, c = i % head_vec * N;
+    from += blockIdx.z * f.batch + h * f.head + c;
+    to += blockIdx.z * t.batch + h * t.head + c;
+    for (int64_t r = blockIdx.y; i < n_vec && r < n_row; r += gridDim.y)
+        convert_vec<To, From, N>(to + r * t.row, from + r * f.row);
 }
 
 struct convert_job {
@@ -132,15 +131,16 @@ template <class To, class From> static void convert_launch(const struct convert_
     bool fits = aligned_16(from) && aligned_16(to) && a->head_dim % N == 0;
     for (const struct heads *h : {&a->from, &a->to})
         fits = fits && h->batch % N == 0 && h->row % N == 0 && h->head % N == 0;
-    int64_t n = a->n_row * a->n_head * a->head_dim;
+    int n = fits ? N : 1, n_vec = (int)(a->n_head * a->head_dim / n);
+    int head_vec = (int)a->head_dim / n, block = block_for(n_vec, ELEMENT_BLOCK);
+    dim3 grid((unsigned)divide_up(n_vec, block), (unsigned)std::min<int64_t>(a->n_row, MOST_BLOCKS),
+              (unsigned)a->n_batch);
     if (fits)
-        CUDA_LAUNCH((copy_rows<To, From, N>), dim3(blocks(n / N, 1), (unsigned)a->n_batch),
-                    ELEMENT_BLOCK, 0, stream, from, a->from, to, a->to, a->n_row, a->n_head,
-                    a->head_dim);
+        CUDA_LAUNCH((copy_rows<To, From, N>), grid, block, 0, stream, from, a->from, to, a->to,
+                    a->n_row, n_vec, head_vec);
     else
-        CUDA_LAUNCH((copy_rows<To, From, 1>), dim3(blocks(n, 1), (unsigned)a->n_batch),
-                    ELEMENT_BLOCK, 0, stream, from, a->from, to, a->to, a->n_row, a->n_head,
-                    a->head_dim);
+        CUDA_LAUNCH((copy_rows<To, From, 1>), grid, block, 0, stream, from, a->from, to, a->to,
+                    a->n_row, n_vec, head_vec);
 }
 
 template <class To> static enum status convert_from(enum dtype from, const struct convert_job *j) {
