@@ -150,11 +150,7 @@ enum status attune_run(const struct attune *a, double *before, double *after, co
     TRY_OUT(inverse_root(&s.arena, w->n_in, a->moment, &in_root, what));
     TRY_OUT(inverse_root(&s.arena, a->n_y, a->heads, &o_root, what));
     TRY_OUT(arena_alloc(&s.arena, w->width * a->n_y, 8, &s.o));
-    for (int64_t i = 0; i < w->width; i++) {
-        memcpy(s.o + i * a->n_y, w->o + i * hd, (size_t)hd * 8);
-        if (a->n_y > hd)
-            s.o[i * a->n_y + hd] = w->o_bias[i];
-    }
+    attn_weights_get_o(w, a->n_y, s.o);
     TRY_OUT(add_block(&s, w->q, hd, w->n_in, in_root, &n));
     if (!a->queries_only) {
         TRY_OUT(add_block(&s, w->k, w->n_kv * d, w->n_in, in_root, &n));
@@ -174,11 +170,7 @@ enum status attune_run(const struct attune *a, double *before, double *after, co
     TRY_OUT(m->be->alloc(m->be, m->n_param * 4, "gradients", &s.grads));
     TRY_OUT(descend(n, z, a->n_eval, evaluate, &s, before, after));
     place(&s, z);
-    for (int64_t i = 0; i < w->width; i++) {
-        memcpy(w->o + i * hd, s.o + i * a->n_y, (size_t)hd * 8);
-        if (a->n_y > hd)
-            w->o_bias[i] = s.o[i * a->n_y + hd];
-    }
+    attn_weights_set_o(w, a->n_y, s.o);
 out:
     if (s.grads)
         m->be->free(m->be, s.grads);

@@ -43,6 +43,24 @@ void attn_weights_permute(const struct attn_weights *from, const int64_t *order,
     memcpy(to->o_bias, from->o_bias, (size_t)from->width * sizeof(double));
 }
 
+void attn_weights_get_o(const struct attn_weights *w, int64_t n_y, double *o) {
+    int64_t hd = w->n_head * w->head_dim;
+    for (int64_t i = 0; i < w->width; i++) {
+        memcpy(o + i * n_y, w->o + i * hd, (size_t)hd * sizeof *o);
+        if (n_y > hd)
+            o[i * n_y + hd] = w->o_bias[i];
+    }
+}
+
+void attn_weights_set_o(struct attn_weights *w, int64_t n_y, const double *o) {
+    int64_t hd = w->n_head * w->head_dim;
+    for (int64_t i = 0; i < w->width; i++) {
+        memcpy(w->o + i * hd, o + i * n_y, (size_t)hd * sizeof *o);
+        if (n_y > hd)
+            w->o_bias[i] = o[i * n_y + hd];
+    }
+}
+
 /* What the fit of one layer works with. */
 struct fit {
     const struct attn_weights *from;

@@ -20,6 +20,10 @@ void attn_weights_free(struct attn_weights *w);                  /* fine on {0} 
 void attn_weights_permute(const struct attn_weights *from, const int64_t *order,
                           struct attn_weights *to);
 
+/* o_proj [width, n_y]: its bias, when n_y has room for one, is the last column. */
+void attn_weights_get_o(const struct attn_weights *w, int64_t n_y, double *o);
+void attn_weights_set_o(struct attn_weights *w, int64_t n_y, const double *o);
+
 struct rotary {
     int64_t dims;     /* rotated dimensions of a head, from its start; the rest are free */
     bool interleaved; /* pairs (2i, 2i + 1) instead of (i, i + dims / 2) */
@@ -47,11 +51,12 @@ struct fit_cov {
 enum status fit_covariances(const struct attn_weights *w, const double *moment, int64_t n_group,
                             struct arena *arena, struct fit_cov *out) MUST_USE;
 
-/* order[]: which KV heads of `from` sit side by side so that groups of neighbours lose least: the
- * sum over groups of what scores and values lose, in units of the attention output. Swaps from
- * several starts, the neighbours as they are among them; deterministic by seed. */
-enum status fit_grouping(const struct attn_weights *from, const double *moment, const double *seen,
-                         struct rotary rotary, int64_t n_group, uint64_t seed, int64_t *order,
-                         const char *what) MUST_USE;
+/* Groupings of `from`'s KV heads into n_group equal ones that are worth a try: orders
+ * [at most `most`, n_kv], of which KV head order[i] comes to place i so that groups are neighbours.
+ * The first leaves them as they are; the others lose least by the closed-form loss of scores and
+ * values, or of values alone, found by swaps from several starts. Deterministic by seed. */
+enum status fit_groupings(const struct attn_weights *from, const double *moment, const double *seen,
+                          struct rotary rotary, int64_t n_group, uint64_t seed, int most,
+                          int64_t *orders, int *n_found, const char *what) MUST_USE;
 
 #endif

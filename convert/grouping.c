@@ -6,6 +6,7 @@
 #include "core/rng.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { STARTS = 6, MAX_ROUNDS = 100 };
@@ -16,6 +17,7 @@ struct search {
     struct rotary rotary;
     int64_t n, r, n_group;
     const char *what;
+    double scores; /* weight of what scores lose: 1, or 0 for values alone */
     struct fit_cov cov;
     double *seen;   /* [n d, n d] covariance of values seen through o_proj's metric */
     double *energy; /* [n, pairs] of queries, and the weight of a score's error in the output */
@@ -70,6 +72,8 @@ static enum status true_loss(struct search *s, const int64_t *heads, int64_t r, 
     int64_t d = s->from->head_dim, t = d - s->rotary.dims;
     *out = 0;
     TRY(left_out(s, s->seen, d, heads, r, d, out));
+    if (!(s->scores > 0))
+        return STATUS_OK;
     if (t)
         TRY(left_out(s, s->tail, t, heads, r, t, out));
     return pairs_left_out(s, heads, r, out);
@@ -194,7 +198,6 @@ static enum status total_loss(struct search *s, const int64_t *order, double *ou
 }
 
 static enum status fill_pairs(struct search *s) {
-    TRY(arena_alloc(&s->arena, s->n * s->n, 8, &s->pairs));
     for (int64_t i = 0; i < s->n; i++)
         for (int64_t j = 0; j < i; j++) {
             int64_t heads[] = {i, j};
@@ -204,21 +207,71 @@ static enum status fill_pairs(struct search *s) {
     return STATUS_OK;
 }
 
-enum status fit_grouping(const struct attn_weights *from, const double *moment, const double *seen,
-                         struct rotary rotary, int64_t n_group, uint64_t seed, int64_t *order,
-                         const char *what) {
+static int by_number(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* One name for every grouping: heads in order, groups by their first. */
+static void canonical(const struct search *s, int64_t *order) {
+    for (int64_t g = 0; g < s->n_group; g++)
+        qsort(order + g * s->r, (size_t)s->r, sizeof *order, by_number);
+    qsort(order, (size_t)s->n_group, (size_t)s->r * sizeof *order, by_number);
+}
+
+/* Local optima of the loss as s->scores weighs it: the best `most` that orders does not hold yet,
+ * best first, behind what it holds. */
+static enum status find_optima(struct search *s, uint64_t seed, int most, int64_t *orders,
+                               int *n_found) {
+    double losses[STARTS], *group_loss;
+    int64_t *trial;
+    int first = *n_found;
+    struct rng rng = rng_seed(seed);
+    TRY(arena_alloc(&s->arena, s->n, (int64_t)sizeof *trial, &trial));
+    TRY(arena_alloc(&s->arena, s->n_group, (int64_t)sizeof *group_loss, &group_loss));
+    if (s->pairs)
+        TRY(fill_pairs(s));
+    for (int start = 0; start < STARTS; start++) {
+        double found;
+        bool known = false;
+        for (int64_t i = 0; i < s->n; i++)
+            trial[i] = i;
+        if (start)
+            rng_shuffle(&rng, trial, s->n);
+        TRY(descend(s, trial, group_loss));
+        TRY(total_loss(s, trial, &found));
+        canonical(s, trial);
+        size_t bytes = (size_t)s->n * sizeof *trial;
+        for (int i = 0; i < *n_found; i++)
+            known = known || !memcmp(orders + i * s->n, trial, bytes);
+        int at = *n_found;
+        while (at > first && found < losses[at - 1 - first])
+            at--;
+        if (known || at - first >= most)
+            continue;
+        int last = *n_found - first < most ? (*n_found)++ : *n_found - 1;
+        memmove(orders + (at + 1) * s->n, orders + at * s->n, (size_t)(last - at) * bytes);
+        memmove(losses + at + 1 - first, losses + at - first, (size_t)(last - at) * sizeof found);
+        memcpy(orders + at * s->n, trial, bytes);
+        losses[at - first] = found;
+    }
+    return STATUS_OK;
+}
+
+enum status fit_groupings(const struct attn_weights *from, const double *moment, const double *seen,
+                          struct rotary rotary, int64_t n_group, uint64_t seed, int most,
+                          int64_t *orders, int *n_found, const char *what) {
     struct search s = {.from = from,
                        .rotary = rotary,
                        .n = from->n_kv,
                        .r = from->n_kv / n_group,
                        .n_group = n_group,
                        .what = what};
-    double least, *group_loss, swaps = (double)s.n * (double)s.n,
-                               side = (double)(s.r * from->head_dim);
-    int64_t *trial;
+    double swaps = (double)s.n * (double)s.n, side = (double)(s.r * from->head_dim);
     enum status status;
     for (int64_t i = 0; i < s.n; i++)
-        order[i] = i;
+        orders[i] = i;
+    *n_found = 1;
     if (n_group == 1 || s.r == 1)
         return STATUS_OK;
     TRY_OUT(fit_covariances(from, moment, 1, &s.arena, &s.cov));
@@ -227,25 +280,12 @@ enum status fit_grouping(const struct attn_weights *from, const double *moment, 
         memcpy(s.cov.v, seen, (size_t)(all * all) * sizeof *seen);
     }
     TRY_OUT(prepare(&s));
-    TRY_OUT(arena_alloc(&s.arena, s.n, (int64_t)sizeof *trial, &trial));
-    TRY_OUT(arena_alloc(&s.arena, n_group, (int64_t)sizeof *group_loss, &group_loss));
-    TRY_OUT(total_loss(&s, order, &least));
     if (swaps * 8 * side * side * side > EXACT_COST)
-        TRY_OUT(fill_pairs(&s));
-    struct rng rng = rng_seed(seed);
-    for (int start = 0; start < STARTS; start++) {
-        double found;
-        for (int64_t i = 0; i < s.n; i++)
-            trial[i] = i;
-        if (start)
-            rng_shuffle(&rng, trial, s.n);
-        TRY_OUT(descend(&s, trial, group_loss));
-        TRY_OUT(total_loss(&s, trial, &found));
-        if (found < least * (1 - 1e-9)) {
-            least = found;
-            memcpy(order, trial, (size_t)s.n * sizeof *order);
-        }
-    }
+        TRY_OUT(arena_alloc(&s.arena, s.n * s.n, 8, &s.pairs));
+    s.scores = 1;
+    TRY_OUT(find_optima(&s, seed, (most - 1) / 2 + (most - 1) % 2, orders, n_found));
+    s.scores = 0;
+    TRY_OUT(find_optima(&s, seed, most - *n_found, orders, n_found));
 out:
     arena_free(&s.arena);
     return status;

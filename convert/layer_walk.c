@@ -31,14 +31,20 @@ void widen(const float *from, int64_t rows, int64_t cols, int64_t extra, double 
     }
 }
 
-enum status walk_observe(struct walk *k, int64_t n_group) {
+enum status walk_observe(struct walk *k, int64_t n_group, int n, const int64_t *orders) {
+    int64_t n_kv = k->from.n_kv;
     for (; k->n_part; k->n_part--)
         partition_free(&k->parts[k->n_part - 1]);
-    if (n_group == k->from.n_kv || !k->observer.keep)
+    if (n_group == n_kv || !k->observer.keep)
         return STATUS_OK;
-    k->parts[k->n_part++] =
-        (struct partition){.n_kv = k->from.n_kv, .n_group = n_group, .head_dim = k->from.head_dim};
-    return partition_alloc(&k->parts[0]);
+    for (int i = 0; i < n; i++) {
+        k->parts[k->n_part++] = (struct partition){.n_kv = n_kv,
+                                                   .n_group = n_group,
+                                                   .head_dim = k->from.head_dim,
+                                                   .order = orders ? orders + i * n_kv : NULL};
+        TRY(partition_alloc(&k->parts[i]));
+    }
+    return STATUS_OK;
 }
 
 static enum status teacher_pass(struct walk *k, bool advance) {
@@ -92,8 +98,7 @@ enum status walk_measure(struct walk *k, int64_t layer, bool advance) {
     return k->calib.n_window ? teacher_pass(k, advance) : plain_moment(k, layer);
 }
 
-/* The converted layer over the windows as it is: what o_proj sees, and what it should give. */
-static enum status refit_pass(struct walk *k) {
+enum status walk_sums(struct walk *k, const struct spill *x, int64_t stride) {
     const struct calibration *c = &k->calib;
     int64_t w = k->to.width, hd = k->to.n_head * k->to.head_dim, step = k->student.n_batch;
     refit_sums_clear(&k->sums);
@@ -101,15 +106,15 @@ static enum status refit_pass(struct walk *k) {
         bool held_out = at >= c->n_train;
         int64_t n = size_min(step, (held_out ? c->n_window : c->n_train) - at);
         int64_t rows = n * c->n_seq, first = at * c->n_seq * w;
-        struct layer_io io = {.in = k->x_student.data + first, .heads = k->heads};
+        struct layer_io io = {.in = x->data + first, .heads = k->heads};
         TRY(model_layer_run(k->student.model, k->student.acts, 0, n, c->n_seq, &io));
         widen(k->heads, rows, hd, k->sums.n_y - hd, k->wide);
         for (int64_t i = 0; i < rows * w; i++)
-            k->target[i] = (double)k->mid.data[first + i] - (double)k->x_student.data[first + i];
+            k->target[i] = (double)k->mid.data[first + i] - (double)x->data[first + i];
         refit_sums_add(&k->sums, held_out, rows, k->wide, k->target);
-        spill_rest(&k->x_student, first, rows * w);
+        spill_rest(x, first, rows * w);
         spill_rest(&k->mid, first, rows * w);
-        at += n;
+        at = held_out ? at + n : size_min(c->n_train, at + n * stride);
     }
     return STATUS_OK;
 }
@@ -127,24 +132,14 @@ static enum status advance_student(struct walk *k) {
     return STATUS_OK;
 }
 
-/* o_proj with its bias as a last column, when it has one. */
 static enum status refit_o(struct walk *k, struct layer_fit *report) {
-    int64_t hd = k->to.n_head * k->to.head_dim, n = k->sums.n_y, w = k->to.width;
     double *o;
     enum status status;
-    TRY(refit_pass(k));
-    TRY(memory_alloc(w * n, (int64_t)sizeof *o, "o_proj", &o));
-    for (int64_t i = 0; i < w; i++) {
-        memcpy(o + i * n, k->to.o + i * hd, (size_t)hd * sizeof *o);
-        if (n > hd)
-            o[i * n + hd] = k->to.o_bias[i];
-    }
+    TRY(walk_sums(k, &k->x_student, 1));
+    TRY(memory_alloc(k->to.width * k->sums.n_y, (int64_t)sizeof *o, "o_proj", &o));
+    attn_weights_get_o(&k->to, k->sums.n_y, o);
     TRY_OUT(refit_solve(&k->sums, o, &report->before, &report->after, &report->refitted, k->what));
-    for (int64_t i = 0; i < w; i++) {
-        memcpy(k->to.o + i * hd, o + i * n, (size_t)hd * sizeof *o);
-        if (n > hd)
-            k->to.o_bias[i] = o[i * n + hd];
-    }
+    attn_weights_set_o(&k->to, k->sums.n_y, o);
 out:
     memory_free(o);
     return status;
@@ -225,7 +220,7 @@ static enum status fit_one(struct walk *k, int64_t layer) {
         TRY(one_layer_load(&k->teacher, layer, k->from.n_kv));
     if (p->options.grouping == GROUPING_FIT)
         TRY(walk_group(k, layer, rotary));
-    TRY(walk_observe(k, k->to.n_kv));
+    TRY(walk_observe(k, k->to.n_kv, 1, NULL));
     TRY(walk_measure(k, layer, true));
     TRY(fit_to(k, rotary, &error));
     report->fitted = true;

@@ -55,8 +55,7 @@ enum status refit_error(const struct refit_sums *s, const double *o, double *out
     return STATUS_OK;
 }
 
-/* x: o on entry, the solution from sums k = 0 afterwards. */
-static enum status solve(const struct refit_sums *s, const double *o, double *x, const char *what) {
+enum status refit_ridge(const struct refit_sums *s, const double *o, double *x, const char *what) {
     int64_t n = s->n_y, n_x = s->width * n;
     double *g, mean = 0;
     TRY(memory_alloc(n * n, 8, "refit", &g));
@@ -81,7 +80,7 @@ enum status refit_solve(struct refit_sums *s, double *o, double *before, double 
     enum status status;
     TRY(memory_alloc(n, 8, "refit", &x));
     TRY_OUT(refit_error(s, o, before));
-    TRY_OUT(solve(s, o, x, what));
+    TRY_OUT(refit_ridge(s, o, x, what));
     TRY_OUT(refit_error(s, x, after));
     *better = *after < *before;
     if (!*better)
@@ -91,7 +90,7 @@ enum status refit_solve(struct refit_sums *s, double *o, double *before, double 
         s->yy[0][i] += s->yy[1][i];
     for (int64_t i = 0; i < n; i++)
         s->ty[0][i] += s->ty[1][i];
-    TRY_OUT(solve(s, o, x, what));
+    TRY_OUT(refit_ridge(s, o, x, what));
     memcpy(o, x, (size_t)n * 8);
 out:
     memory_free(x);

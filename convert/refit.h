@@ -25,6 +25,9 @@ void refit_sums_add(struct refit_sums *s, int held_out, int64_t n, const double 
                     const double *t);
 /* Relative squared error of o [width, n_y] on the held-out sums. */
 enum status refit_error(const struct refit_sums *s, const double *o, double *out) MUST_USE;
+/* x: the ridge solution near o [width, n_y] from the windows to learn from. */
+enum status refit_ridge(const struct refit_sums *s, const double *o, double *x,
+                        const char *what) MUST_USE;
 /* The ridge solution near o, in place; used when it is better on the held-out sums (*better),
  * which then join the sums that are learned from. */
 enum status refit_solve(struct refit_sums *s, double *o, double *before, double *after,
