@@ -7,6 +7,9 @@
 #include "core/rng.h"
 #include "eval/speed.h"
 #include "train/trainer.h"
+#ifdef REGROUP_CUDNN
+#include "kernels/cuda/sdpa_cudnn.h"
+#endif
 
 #include <math.h>
 #include <stdio.h>
@@ -159,11 +162,19 @@ static enum status attention_shape(const char *which, int64_t n_seq, int64_t n_b
     }
     a.fwd.o = a.d_o = alone;
     a.d_o.data = d_o;
+    snprintf(shape, sizeof shape, "B%lld T%lld H%lld G%lld d%lld causal", (long long)n_batch,
+             (long long)n_seq, (long long)h, (long long)g, (long long)d);
+#ifdef REGROUP_CUDNN
+    if (!strcmp(which, "cudnn") &&
+        (!sdpa_cudnn_can(be, &a.fwd, false) || !sdpa_cudnn_can(be, &a.fwd, true))) {
+        printf("| attention, cudnn | %s | not available: %s | |\n", shape, status_message());
+        free_all();
+        return STATUS_OK;
+    }
+#endif
     TRY(best_seconds(run_attention, &a, &forward));
     TRY(best_seconds(run_attention_bwd, &a, &backward));
     double pairs = (double)n * (double)(n_seq + 1) / 2 * (double)(h * d);
-    snprintf(shape, sizeof shape, "B%lld T%lld H%lld G%lld d%lld causal", (long long)n_batch,
-             (long long)n_seq, (long long)h, (long long)g, (long long)d);
     snprintf(what, sizeof what, "attention forward, %s", which);
     row(what, shape, 4e-12 * pairs / forward, "TFLOP/s", 4 * pairs / forward / matmul_rate,
         "matmul");
@@ -174,31 +185,25 @@ static enum status attention_shape(const char *which, int64_t n_seq, int64_t n_b
     return STATUS_OK;
 }
 
-/* Each implementation through a backend of its own: the choice is made when a backend opens. */
-static enum status bench_attention(void) {
-    static const char *const which[] = {"own", "cudnn"};
+/* Through a backend of its own: which kernels attend is settled when a backend opens. */
+static enum status attention_by(const char *which) {
     struct backend *usual = be;
-    enum status status = STATUS_OK;
-    for (int i = 0; i < (strcmp(be->name, "cuda") ? 1 : 2) && status == STATUS_OK; i++) {
-        setenv("REGROUP_ATTENTION", which[i], 1);
-        status = backend_open(usual->name, &be);
-        for (int64_t t = tiny ? 64 : 2048; t <= (tiny ? 64 : 16384) && status == STATUS_OK;
-             t *= 2) {
-            status = attention_shape(which[i], t, tiny ? 1 : 16384 / t);
-            if (status != STATUS_OK && i == 1) { /* absent, or no kernel for the shape */
-                row("attention, cudnn", "", 0, "", 0, "not available");
-                fprintf(stderr, "bench_gpu: %s\n", status_message());
-                status = STATUS_OK;
-                break;
-            }
-        }
-        free_all();
-        if (be != usual)
-            backend_close(be);
-        be = usual;
-    }
+    setenv("REGROUP_ATTENTION", which, 1);
+    enum status status = backend_open(usual->name, &be);
     unsetenv("REGROUP_ATTENTION");
+    for (int64_t t = tiny ? 64 : 2048; t <= (tiny ? 64 : 16384) && status == STATUS_OK; t *= 2)
+        status = attention_shape(which, t, tiny ? 1 : 16384 / t);
+    free_all();
+    backend_close(be);
+    be = usual;
     return status;
+}
+static enum status bench_attention(void) {
+    TRY(attention_by("own"));
+#ifdef REGROUP_CUDNN
+    TRY(attention_by("cudnn"));
+#endif
+    return STATUS_OK;
 }
 
 static enum status run_head_loss(const void *args) {

@@ -74,6 +74,10 @@ static enum status choose_attention(struct cuda_state *s) {
     if (!s->attention)
         return status_fail(STATUS_USAGE, "REGROUP_ATTENTION is '%s'; expected own, cudnn or auto",
                            asked);
+#ifndef REGROUP_CUDNN
+    if (!strcmp(s->attention, "cudnn"))
+        return status_fail(STATUS_USAGE, "attention by cudnn: this program was built without it");
+#endif
     return STATUS_OK;
 }
 

@@ -46,7 +46,7 @@ enum status cuda_graph_begin(struct backend *be, int64_t key) {
     g->current = find_entry(g, key);
     if (!g->entry[g->current].warm)
         return STATUS_OK;
-    /* Relaxed: the other stream's transfers go on meanwhile. Refused: plain launches. */
+    /* Relaxed: scratch may grow meanwhile. Refused: plain launches. */
     g->capturing =
         cudaStreamBeginCapture(cuda_stream(be), cudaStreamCaptureModeRelaxed) == cudaSuccess;
     (void)cudaGetLastError();

@@ -89,8 +89,7 @@ static enum status transfer(struct backend *be, enum stream_id id, void *device,
                             const void *source, int64_t bytes) {
     struct cuda_state *s = cuda_state_of(be);
     struct cuda_staging *g = s->staging[id];
-    if (id == STREAM_COMPUTE)
-        TRY(refuse_capture(be, host ? "download" : "upload"));
+    TRY(refuse_capture(be, host ? "download" : "upload"));
     for (int64_t at = 0; at < bytes; at += slot_bytes) {
         int64_t n = size_min(bytes - at, slot_bytes);
         int i = 0;
@@ -139,8 +138,7 @@ static enum status memory_op_zero(struct backend *be, void *dst, int64_t bytes) 
 static enum status memory_op_sync(struct backend *be, enum stream_id id) {
     struct cuda_state *s = cuda_state_of(be);
     struct cuda_staging *g = s->staging[id];
-    if (id == STREAM_COMPUTE)
-        TRY(refuse_capture(be, "sync"));
+    TRY(refuse_capture(be, "sync"));
     CUDA_TRY(cudaStreamSynchronize(s->stream[id]), "waiting for the device");
     for (int n = 0; n < SLOTS; n++) /* oldest first: the later of two downloads stays */
         hand_over(g, (g->next + n) % SLOTS);
