@@ -40,10 +40,9 @@ static __device__ int find_rows(const int32_t *ids, int32_t id, int64_t first, i
         int other = __shfl_up_sync(~0u, before, d);
         before += lane >= d ? other : 0;
     }
-    __syncthreads(); /* the list of the previous tile has been read */
     if (lane == 31)
         warp_count[warp] = before;
-    __syncthreads();
+    __syncthreads(); /* and the list of the tile before has been read */
     int total = 0;
     before -= count;
     for (int w = 0; w < SCAN_BLOCK / 32; w++) {
@@ -56,12 +55,13 @@ static __device__ int find_rows(const int32_t *ids, int32_t id, int64_t first, i
     return total;
 }
 
-/* Does a row before r name the same id? Then that row's block does the work. */
+/* Does a row before r name the same id? Then that row's block does the work. The two flags take
+ * turns, so that nobody sets one that others have yet to read. */
 static __device__ bool seen_before(const int32_t *ids, int32_t id, int64_t r, int *flag) {
-    if (threadIdx.x == 0)
-        *flag = 0;
+    if (threadIdx.x < 2)
+        flag[threadIdx.x] = 0;
     __syncthreads();
-    for (int64_t tile = 0; tile < r; tile += SCAN_TILE) {
+    for (int64_t tile = 0, turn = 0; tile < r; tile += SCAN_TILE, turn ^= 1) {
         bool hit = false;
 #pragma unroll
         for (int k = 0; k < SCAN_EACH; k++) {
@@ -69,11 +69,10 @@ static __device__ bool seen_before(const int32_t *ids, int32_t id, int64_t r, in
             hit |= i < r && ids[i] == id;
         }
         if (hit)
-            *flag = 1; /* all who write it write the same */
+            flag[turn] = 1; /* all who write it write the same */
         __syncthreads();
-        if (*flag)
+        if (flag[turn])
             return true;
-        __syncthreads();
     }
     return false;
 }
@@ -84,7 +83,7 @@ __global__ void __launch_bounds__(SCAN_BLOCK, 4)
                    int64_t n_vocab, int64_t width) {
     SHARED_ARRAY(uint16_t, found, SCAN_TILE);
     SHARED_ARRAY(int, warp_count, SCAN_BLOCK / 32);
-    SHARED_ARRAY(int, flag, 1);
+    SHARED_ARRAY(int, flag, 2);
     int64_t r = blockIdx.x, c = ((int64_t)blockIdx.y * SCAN_BLOCK + threadIdx.x) * N;
     int32_t id = ids[r];
     if (id < 0 || id >= n_vocab || seen_before(ids, id, r, flag))
