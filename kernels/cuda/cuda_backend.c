@@ -124,11 +124,6 @@ static void cuda_close(struct backend *be) {
     memory_free(be);
 }
 
-/* Weak until every op has landed: a slot without code stays NULL, and backend_open names it. */
-#define CUDA_WEAK(op, args)                                                                        \
-    __attribute__((weak)) enum status cuda_##op(struct backend *, const struct args##_args *);
-CUDA_OPS(CUDA_WEAK)
-
 enum status cuda_open(struct backend **out) {
     struct backend *be;
     TRY(memory_alloc(1, sizeof *be, "backend", &be));
