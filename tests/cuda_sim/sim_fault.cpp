@@ -25,16 +25,20 @@ void die(const char *format, ...) {
 }
 
 namespace {
+constexpr int SIGNALS[] = {SIGSEGV, SIGBUS, SIGFPE};
+struct sigaction before[3]; /* whose signals these were */
+
 void on_fault(int signal, siginfo_t *info, void *context) {
     const void *at = info->si_addr;
-    if (signal == SIGFPE)
+    if (signal == SIGFPE && running)
         die("%s: division by zero", where_now().c_str());
     if (in_fiber_guard(at))
         die("%s: its stack overflowed (local arrays?)", where_now().c_str());
     bool ours =
         in_space(space::device, at) || in_space(space::pinned, at) || in_space(space::shared, at);
-    if (!running && !ours) { /* not our business: as if we were not here */
-        ::signal(signal, SIG_DFL);
+    if (!running && !ours) { /* not our business: the instruction faults again, without us */
+        for (int i = 0; i < 3; i++)
+            sigaction(SIGNALS[i], &before[i], nullptr);
         return;
     }
     bool write = static_cast<ucontext_t *>(context)->uc_mcontext.gregs[REG_ERR] & 2;
@@ -43,22 +47,27 @@ void on_fault(int signal, siginfo_t *info, void *context) {
 }
 } // namespace
 
+/* Again before every piece of work: a test's framework may have put its own in between. */
 void fault_handler_install() {
-    static thread_local bool done;
-    if (done)
-        return;
-    done = true;
-    constexpr size_t size = 128 * 1024;
-    stack_t stack = {};
-    stack.ss_sp = malloc(size); /* the thread's for good */
-    stack.ss_size = size;
-    if (!stack.ss_sp || sigaltstack(&stack, nullptr))
-        die("no stack for signals");
+    static thread_local bool has_stack;
+    if (!has_stack) {
+        constexpr size_t size = 128 * 1024;
+        stack_t stack = {};
+        stack.ss_sp = malloc(size); /* the thread's for good */
+        stack.ss_size = size;
+        if (!stack.ss_sp || sigaltstack(&stack, nullptr))
+            die("no stack for signals");
+        has_stack = true;
+    }
     struct sigaction action = {};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    for (int signal : {SIGSEGV, SIGBUS, SIGFPE})
-        sigaction(signal, &action, nullptr);
+    for (int i = 0; i < 3; i++) {
+        struct sigaction old;
+        sigaction(SIGNALS[i], &action, &old);
+        if (!(old.sa_flags & SA_SIGINFO) || old.sa_sigaction != on_fault)
+            before[i] = old;
+    }
 }
 
 namespace {

@@ -62,7 +62,7 @@ constexpr size_t SHARED_LIMIT = 227 * 1024, STATIC_SHARED_LIMIT = 48 * 1024;
 
 void run_grid(const char *kernel, dim3 grid, dim3 block, size_t shared_bytes,
               const std::function<void()> &body);
-void fault_handler_install(); /* for the calling thread's stack too */
+void fault_handler_install();
 bool in_fiber_guard(const void *p);
 
 /* Work of a stream: run later, or kept as a node when the stream is being captured. */

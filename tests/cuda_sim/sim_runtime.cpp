@@ -2,7 +2,7 @@
 #include "sim_internal.h"
 
 #include <cstdlib>
-#include <ctime>
+#include <set>
 
 using namespace cuda_sim;
 
@@ -314,9 +314,18 @@ void check_kernel_pointer(const char *kernel, int argument, const void *p) {
             region_describe(p).c_str());
 }
 
-void launch(const char *kernel, dim3 grid, dim3 block, int64_t shared_bytes, cudaStream_t stream,
-            std::function<void()> body, const char *file, int line) {
+/* "(k<8, true>)", as CUDA_LAUNCH had to be given it, without the parentheses. */
+static const char *kernel_name(const char *as_written) {
+    static std::set<std::string> names;
+    if (*as_written != '(')
+        return as_written;
+    return names.insert(std::string(as_written + 1, strlen(as_written) - 2)).first->c_str();
+}
+
+void launch(const char *as_written, dim3 grid, dim3 block, int64_t shared_bytes,
+            cudaStream_t stream, std::function<void()> body, const char *file, int line) {
     SIM_LOCK;
+    const char *kernel = kernel_name(as_written);
     uint64_t threads = (uint64_t)block.x * block.y * block.z;
     uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
     if (!threads || threads > 1024 || block.z > 64)

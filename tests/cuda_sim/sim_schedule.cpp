@@ -290,7 +290,6 @@ std::string where_now() {
 
 void run_grid(const char *kernel, dim3 grid, dim3 block, size_t shared_bytes,
               const std::function<void()> &thread_body) {
-    fault_handler_install();
 #ifdef SIM_ASAN
     pthread_attr_t attributes;
     pthread_getattr_np(pthread_self(), &attributes);
@@ -396,15 +395,15 @@ void collective(unsigned mask, const site &at, void *argument,
             at.what, at.file, at.line, mask, me);
     gathering *g = nullptr;
     for (int i = 0; i < w.n && !g; i++)
-        if (w.pending[i].mask & mask)
+        if (w.pending[i].mask == mask)
             g = &w.pending[i];
-    if (!g) {
+    if (g && !same_site(g->at, at))
+        diverged(at, g->at);
+    if (!g) { /* others, with another mask, may still be on their way somewhere else */
         g = &w.pending[w.n++];
         memset(g, 0, sizeof *g);
         g->mask = mask;
         g->at = at;
-    } else if (g->mask != mask || !same_site(g->at, at)) {
-        diverged(at, g->at);
     }
     g->arrived |= 1u << me;
     g->lanes[me] = argument;
