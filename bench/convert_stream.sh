@@ -26,7 +26,7 @@ for ((i = 1; i <= runs; i++)); do
   sync
   start=$(date +%s.%N)
   "$build/bench/bench_peak" "$results/peak" "$build/regroup" convert "$work/model" "$work/out" \
-    --kv-heads 8 --max-shard-size 500MB
+    --kv-heads 8 --method mean --max-shard-size 500MB
   end=$(date +%s.%N)
   output=$(bytes "$work/out")
   awk -v t="$start" -v e="$end" -v b="$output" 'BEGIN {print b / (e - t) / 1e6}' >>"$results/convert"

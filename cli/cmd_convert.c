@@ -52,7 +52,7 @@ static enum status print_json(const struct convert_plan *p, bool dry_run) {
 
 enum status cmd_convert(int argc, char **argv) {
     struct convert_options o = {.dtype = DTYPE_COUNT};
-    const char *method = NULL, *refit = NULL, *grouping = "contiguous", *dtype = "keep",
+    const char *method = "fit", *refit = NULL, *grouping = "contiguous", *dtype = "keep",
                *shard = "5GB";
     struct string_list calibrate = {0};
     int64_t seed = 0;
@@ -68,8 +68,7 @@ enum status cmd_convert(int argc, char **argv) {
          .type = OPTION_STRING,
          .value = &method,
          .choices = "mean|first|random|repeat|procrustes|fit",
-         .help = "how a group of heads becomes one (fit with --calibrate, else mean); repeat: more "
-                 "heads, exactly"},
+         .help = "how a group of heads becomes one; repeat: more heads, exactly"},
         {.key = "calibrate",
          .type = OPTION_LIST,
          .value = &calibrate,
@@ -96,7 +95,7 @@ enum status cmd_convert(int argc, char **argv) {
          .value = &grouping,
          .choices = "contiguous|fit",
          .help = "which heads share: neighbours, or those that lose least"},
-        {.key = "backend",
+        {.key = "device",
          .type = OPTION_STRING,
          .value = &o.backend,
          .choices = backend_names(),
@@ -161,8 +160,6 @@ enum status cmd_convert(int argc, char **argv) {
     o.seed = (uint64_t)seed;
     o.calibrate = calibrate.items;
     o.n_calibrate = calibrate.n;
-    if (!method)
-        method = calibrate.n ? "fit" : "mean";
     if (!refit)
         refit = calibrate.n ? "o" : "none";
     o.grouping = !strcmp(grouping, "fit") ? GROUPING_FIT : GROUPING_CONTIGUOUS;

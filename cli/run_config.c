@@ -386,8 +386,8 @@ static enum status print_summary(struct run *r) {
 }
 
 static struct run run_default(void) {
-    static const char *const mean[] = {"mean"};
-    struct run r = {.backend = "auto", .methods = {(const char **)(uintptr_t)mean, 1}, .seed = 1};
+    static const char *const fit[] = {"fit"};
+    struct run r = {.backend = "auto", .methods = {(const char **)(uintptr_t)fit, 1}, .seed = 1};
     eval_args_default(&r.eval);
     return r;
 }

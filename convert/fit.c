@@ -101,12 +101,12 @@ static double complex pair_product(const struct fit *f, int64_t i, int64_t h, in
     return re[gr] + im[gi] + I * (im[gr] - re[gi]);
 }
 
-/* What query head q adds to the stream, per token: E|Wo_q v|^2. An error of its scores counts for
- * as much. */
+/* What query head q adds to the stream, per token, as a share of the most that one does: E|Wo_q
+ * v|^2. An error of its scores counts for as much. */
 static enum status weigh_queries(struct fit *f) {
     const struct attn_weights *w = f->from;
     int64_t d = w->head_dim, all = w->n_kv * d, hd = w->n_head * d;
-    double *m;
+    double *m, most = 0;
     TRY(doubles(f, w->n_head, &f->q_weight));
     TRY(doubles(f, d * d, &m));
     for (int64_t q = 0; q < w->n_head; q++) {
@@ -114,7 +114,10 @@ static enum status weigh_queries(struct fit *f) {
         linalg_gemm(true, false, d, d, w->width, w->o + q * d, hd, w->o + q * d, hd, 0, m, d);
         for (int64_t i = 0; i < d * d; i++)
             f->q_weight[q] += m[i] * v[i / d * all + i % d];
+        most = fmax(most, f->q_weight[q]);
     }
+    for (int64_t q = 0; q < w->n_head && most > 0; q++)
+        f->q_weight[q] /= most;
     return STATUS_OK;
 }
 
@@ -348,7 +351,7 @@ static enum status fit_tail(struct fit *f, int64_t group) {
     for (int64_t q = first * f->n_q; q < (first + f->r) * f->n_q; q++)
         for (int64_t i = 0; i < n * n; i++)
             f->metric[(q / f->n_q - first) * n * n + i] +=
-                f->cov_of.q[q * d * d + (skip + i / n) * d + skip + i % n];
+                f->q_weight[q] * f->cov_of.q[q * d * d + (skip + i / n) * d + skip + i % n];
     TRY(fit_linear(f, n, &f->k_loss, &f->k_all));
     double *k = f->to->k + (group * d + skip) * w;
     for (int64_t h = 0; h < f->r; h++) {

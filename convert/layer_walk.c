@@ -240,8 +240,9 @@ static enum status fit_one(struct walk *k, int64_t layer) {
     TRY(walk_put(k, layer, true));
     if (k->has_student && layer + 1 < p->config.n_layer)
         TRY(advance_student(k));
-    log_info("layer %lld: error of keys %.4f, of values %.4f%s", (long long)layer, error.k, error.v,
-             k->has_student ? "" : ", no refit");
+    if (k->calib.n_window)
+        log_info("layer %lld: error of keys %.4f, of values %.4f%s", (long long)layer, error.k,
+                 error.v, k->has_student ? "" : ", no refit");
     return STATUS_OK;
 }
 

@@ -10,7 +10,7 @@ echo old >"$m/pytorch_model.bin"; echo old >"$m/consolidated.safetensors"; mkdir
 
 # A dry run says what would be and writes nothing.
 "$regroup" convert "$m" "$tmp/out" --kv-heads 2 --dry-run >"$tmp/plan" || fail dry run
-grep -qE 'mean +model.layers.0.self_attn.k_proj.weight +BF16 \[16, 16\] -> BF16 \[8, 16\], 256 bytes' "$tmp/plan" || fail "plan: $(cat "$tmp/plan")"
+grep -qE 'fit +model.layers.0.self_attn.k_proj.weight +BF16 \[16, 16\] -> BF16 \[8, 16\], 256 bytes' "$tmp/plan" || fail "plan: $(cat "$tmp/plan")"
 grep -qE 'KV cache +128 -> 64 bytes per token' "$tmp/plan" || fail "plan: $(cat "$tmp/plan")"
 [ "$(ls "$tmp" | grep -c out)" = 0 ] || fail "a dry run wrote something"
 
@@ -39,7 +39,7 @@ expect 1 'model-00002-of-.* is missing' "$regroup" convert "$tmp/shards" "$tmp/n
 n=$("$regroup" inspect "$m" --json | sed -n 's/^  "bytes": \([0-9]*\),*/\1/p')
 cmp <(tail -c "$n" "$m/model.safetensors") <(tail -c "$n" "$tmp/same/model.safetensors") || fail "bytes changed"
 "$regroup" convert "$tmp/out" "$tmp/more" --kv-heads 4 --method repeat >"$tmp/log" &&
-  "$regroup" convert "$tmp/more" "$tmp/back" --kv-heads 2 >"$tmp/log" || fail repeat
+  "$regroup" convert "$tmp/more" "$tmp/back" --kv-heads 2 --method mean >"$tmp/log" || fail repeat
 cmp -s "$tmp/out/model.safetensors" "$tmp/back/model.safetensors" || fail "repeat then mean changed bytes"
 "$regroup" convert "$m" "$tmp/f16" --kv-heads 1 --dtype f16 >"$tmp/log" 2>"$tmp/warned" || fail f16
 grep -q '"torch_dtype": "float16"' "$tmp/f16/config.json" || fail "torch_dtype"

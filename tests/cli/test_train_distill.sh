@@ -12,7 +12,7 @@ cd "$dir" || exit 1
 fail() { echo "FAIL: $*" >&2; exit 1; }
 mkdir out
 "$regroup" convert "$shared/checkpoints/stories260K" out/stories-mha --kv-heads 8 --method repeat || fail convert
-"$regroup" convert out/stories-mha out/stories-gqa2 --kv-heads 2 || fail convert
+"$regroup" convert out/stories-mha out/stories-gqa2 --kv-heads 2 --method mean || fail convert
 cp "$shared"/data/stories260K-*.u16 out/
 "$regroup" train "$source/configs/stories260k-distill.json" || fail train
 grep '"eval"' out/stories-distill/log.jsonl
