@@ -47,6 +47,12 @@ __device__ __forceinline__ void cp_async_16(void *shared, const void *global, bo
                  "l"(__cvta_generic_to_global(global)), "r"(valid ? 16 : 0)
                  : "memory");
 }
+/* The same of 4 bytes. */
+__device__ __forceinline__ void cp_async_4(void *shared, const void *global, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)),
+                 "l"(__cvta_generic_to_global(global)), "r"(valid ? 4 : 0)
+                 : "memory");
+}
 __device__ __forceinline__ void cp_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }

@@ -40,8 +40,8 @@ struct fiber {
 };
 struct copy {
     char *to;
-    const char *from;
-    bool valid;
+    const char *from; /* NULL: zeros */
+    size_t bytes;
 };
 struct thread {
     fiber *on; /* NULL: not started */
@@ -421,15 +421,17 @@ void collective(unsigned mask, const site &at, void *argument,
 }
 
 /* cp.async: the destination is undefined from here to the wait, so it is NaN until then. */
-void cp_async(void *shared, const void *global, bool valid) {
-    if ((uintptr_t)shared % 16 || (valid && (uintptr_t)global % 16))
-        die("%s: cp.async from %p to %p: not 16-byte aligned", where_now().c_str(), global, shared);
+void cp_async(void *shared, const void *global, size_t bytes, bool valid) {
+    if ((uintptr_t)shared % bytes || (valid && (uintptr_t)global % bytes))
+        die("%s: cp.async from %p to %p: not %zu-byte aligned", where_now().c_str(), global, shared,
+            bytes);
     if (!in_space(space::shared, shared))
         die("%s: cp.async to %p, which is not shared memory", where_now().c_str(), shared);
     if (valid)
         (void)*static_cast<const volatile char *>(global); /* a bad address shows here */
-    memset(shared, 0xff, 16);
-    self->copies.push_back({static_cast<char *>(shared), static_cast<const char *>(global), valid});
+    memset(shared, 0xff, bytes);
+    self->copies.push_back(
+        {static_cast<char *>(shared), valid ? static_cast<const char *>(global) : nullptr, bytes});
     self->uncommitted++;
 }
 void cp_async_commit_group() {
@@ -441,10 +443,10 @@ void cp_async_wait_group(int left) {
     for (size_t i = 0; i < n_group; i++)
         for (size_t end = n_done + self->groups[i]; n_done < end; n_done++) {
             const copy &c = self->copies[n_done];
-            if (c.valid)
-                memcpy(c.to, c.from, 16);
+            if (c.from)
+                memcpy(c.to, c.from, c.bytes);
             else
-                memset(c.to, 0, 16);
+                memset(c.to, 0, c.bytes);
         }
     self->copies.erase(self->copies.begin(), self->copies.begin() + (ptrdiff_t)n_done);
     self->groups.erase(self->groups.begin(), self->groups.begin() + (ptrdiff_t)n_group);

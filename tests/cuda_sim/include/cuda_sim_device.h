@@ -48,7 +48,7 @@ inline void *shared_find(shared_slot *slot) {
 }
 void *shared_dynamic();
 
-void cp_async(void *shared, const void *global, bool valid);
+void cp_async(void *shared, const void *global, size_t bytes, bool valid);
 void cp_async_commit_group();
 void cp_async_wait_group(int n);
 void ldmatrix(uint32_t *r, const void *row, int n, bool trans, const site &at);
@@ -68,7 +68,10 @@ void mma(float *d, const uint32_t *a, const uint32_t *b, const site &at);
     type *const name = static_cast<type *>(cuda_sim::shared_dynamic())
 
 inline void cp_async_16(void *shared, const void *global, bool valid) {
-    cuda_sim::cp_async(shared, global, valid);
+    cuda_sim::cp_async(shared, global, 16, valid);
+}
+inline void cp_async_4(void *shared, const void *global, bool valid) {
+    cuda_sim::cp_async(shared, global, 4, valid);
 }
 inline void cp_async_commit() {
     cuda_sim::cp_async_commit_group();
