@@ -68,7 +68,7 @@ enum status cmd_eval(int argc, char **argv) {
          .type = OPTION_STRING,
          .value = &args.options.teacher,
          .help = "model to compare with: KL and top-1 agreement"},
-        {.key = "backend",
+        {.key = "device",
          .type = OPTION_STRING,
          .value = &backend,
          .choices = backend_names(),

@@ -86,7 +86,7 @@ enum status cmd_generate(int argc, char **argv) {
          .value = &dtype,
          .choices = "f32|bf16",
          .help = "compute type"},
-        {.key = "backend",
+        {.key = "device",
          .type = OPTION_STRING,
          .value = &backend,
          .choices = backend_names(),

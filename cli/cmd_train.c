@@ -2,6 +2,7 @@
 #include "cli/commands.h"
 
 #include "core/log.h"
+#include "kernels/backend.h"
 #include "train/train_run.h"
 
 #include <math.h>
@@ -55,12 +56,18 @@ static enum status print_result(const struct train_config *c, const struct train
 
 static enum status run(int argc, char **argv, struct arena *arena) {
     bool resume = false, force = false, json = false, quiet = false, help = false;
+    const char *device = NULL;
     struct string_list sets = {0}, paths;
     struct option options[] = {
         {.key = "set",
          .type = OPTION_EACH,
          .value = &sets,
          .help = "KEY=VALUE: set a configuration key; may be repeated"},
+        {.key = "device",
+         .type = OPTION_STRING,
+         .value = &device,
+         .choices = backend_names(),
+         .help = "where it runs; instead of the key backend"},
         {.key = "resume",
          .type = OPTION_BOOL,
          .value = &resume,
@@ -93,6 +100,8 @@ static enum status run(int argc, char **argv, struct arena *arena) {
     struct train_config config;
     struct train_result result;
     TRY(train_config_load(paths.items[0], &sets, arena, &config));
+    if (device)
+        config.backend = device;
     TRY(train_run(&config, resume ? TRAIN_RESUME : force ? TRAIN_FORCE : TRAIN_NEW, &result));
     return print_result(&config, &result, json);
 }

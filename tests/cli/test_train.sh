@@ -35,6 +35,7 @@ JSON
 "$regroup" train --help >help.txt || fail "--help"
 grep -q 'optimizer.lr' help.txt || fail "--help does not list the keys"
 expect 2 'CONFIG.json' train
+expect 2 "option .device." train run.json --device abacus
 expect 2 'exclude' train run.json --resume --force
 expect 2 'optimizer.lrr.*did you mean .optimizer.lr' train run.json --set optimizer.lrr=1
 expect 2 'needs a value' train run.json --set
