@@ -33,12 +33,13 @@ static enum status check(const char *op, const struct attention_args *a) {
     if (a->n_kv_head < 1 || a->n_head % a->n_kv_head)
         return refuse(op, "n_kv_head", a->n_kv_head, "it has to divide the number of heads");
     if (a->q_first + a->n_query > INT_MAX / 2 || a->n_key > INT_MAX / 2 ||
-        a->n_query * a->n_head > INT_MAX / 2)
+        a->n_query * a->n_head > INT_MAX / 2 ||
+        a->n_query * (a->n_head / a->n_kv_head) * (a->n_head / a->n_kv_head) > UINT_MAX)
         return refuse(op, "n_query x n_head", a->n_query * a->n_head, "that is too many rows");
     const struct heads *all[] = {&a->q, &a->k, &a->v, &a->o};
     for (int i = 0; i < 4; i++)
-        if (all[i]->row > INT_MAX / 64)
-            return refuse(op, "a row stride", all[i]->row, "that is too far");
+        if (all[i]->row > INT_MAX / 64 || all[i]->head > INT_MAX)
+            return refuse(op, "a stride", size_max(all[i]->row, all[i]->head), "that is too far");
     return STATUS_OK;
 }
 
@@ -160,7 +161,7 @@ static enum status choose(struct backend *be, const struct attention_bwd_args *c
         *cudnn = sdpa_cudnn_can(be, a, backward);
         return STATUS_OK;
     }
-    struct choices *c;
+    struct choices *c = NULL;
     TRY(open_choices(s, &c));
     struct measured m;
     memset(&m, 0, sizeof m);

@@ -28,24 +28,31 @@ template <int D> __device__ __forceinline__ int swizzled(unsigned row, unsigned 
  * the whole group. */
 struct packed_rows {
     int batch, kv_head, group, n_row, q_first;
+    unsigned group_inverse; /* 2^32 / group, rounded up; 0: group 1 */
 
     __device__ packed_rows(const struct attention_args &a, int pair)
         : batch(pair / (int)a.n_kv_head), kv_head(pair % (int)a.n_kv_head),
           group((int)(a.n_head / a.n_kv_head)), n_row((int)a.n_query * group),
-          q_first((int)a.q_first) {
+          q_first((int)a.q_first), group_inverse(0xffffffffu / (unsigned)group + 1) {
+    }
+    /* row / group, exact while n_row * group < 2^32. */
+    __device__ int query(int row) const {
+        const int quotient = (int)__umulhi((unsigned)row, group_inverse);
+        return group_inverse ? quotient : row;
     }
     /* Among the keys; of the last row for rows beyond it. */
     __device__ int position(int row) const {
-        return q_first + min(row, n_row - 1) / group;
+        return q_first + query(min(row, n_row - 1));
     }
     __device__ int64_t offset(const struct heads &x, int row) const {
-        int query = row / group, head = kv_head * group + row % group;
-        return batch * x.batch + query * x.row + head * x.head;
+        const int i = query(row);
+        return batch * x.batch + (int64_t)(kv_head * group) * x.head + (int64_t)i * (int)x.row +
+               (int64_t)(row - i * group) * (int)x.head;
     }
     /* of [n_batch, n_head, n_query] */
     __device__ int64_t statistic(const struct attention_args &a, int row) const {
-        int query = row / group, head = kv_head * group + row % group;
-        return (batch * a.n_head + head) * a.n_query + query;
+        const int i = query(row);
+        return (batch * a.n_head + kv_head * group + row - i * group) * a.n_query + i;
     }
     __device__ int64_t key_offset(const struct heads &x, int key) const {
         return batch * x.batch + key * x.row + kv_head * x.head;

@@ -7,20 +7,6 @@
  * of the next. */
 #include "kernels/cuda/cuda_attention.cuh"
 
-/* lse in units of log 2, and delta, of one packed row. Rows beyond the last: the probability
- * exp2(s - infinity) is 0. */
-struct row_state {
-    float lse2, delta;
-};
-static __device__ __forceinline__ row_state row_state_of(const struct attention_args &a,
-                                                         const packed_rows &g, const float *delta,
-                                                         int row) {
-    if (row >= g.n_row)
-        return {INFINITY, 0};
-    const int64_t i = g.statistic(a, row);
-    return {static_cast<const float *>(a.lse)[i] * LOG2_E, delta[i]};
-}
-
 /* COLUMNS: of dK and dV in one block; two blocks share the work at head_dim 256, whose accumulators
  * one cannot hold, and both compute P and dS. */
 template <int D> struct key_shape {
@@ -28,11 +14,12 @@ template <int D> struct key_shape {
     static constexpr int COLUMNS = D > 128 ? 128 : D, SLICES = D / COLUMNS;
     static constexpr int THREADS = WARPS * WARP, KEYS = 16 * WARPS;
     static constexpr int SHARED =
-        (2 * KEYS + 4 * ROWS) * D * (int)sizeof(bf16) + 2 * ROWS * 3 * (int)sizeof(float);
+        (2 * KEYS + 4 * ROWS) * D * (int)sizeof(bf16) + 2 * ROWS * 2 * (int)sizeof(float);
 };
 
 /* dV = P^T dO, dK = scale dS^T Q. A warp owns 16 keys: S^T = K Q^T and dP^T = V dO^T have its keys
- * as rows. Q and dO of the next rows arrive while these are used. */
+ * as rows. Q and dO of the next rows arrive while these are used; rows beyond the last are zeros
+ * and add nothing. */
 template <int D>
 __global__ void __launch_bounds__(key_shape<D>::THREADS)
     attention_backward_keys(struct attention_bwd_args args, const float *delta) {
@@ -43,12 +30,11 @@ __global__ void __launch_bounds__(key_shape<D>::THREADS)
     SHARED_DYNAMIC(bf16, k_tile);
     bf16 *const v_tile = k_tile + KEYS * D, *const q_tiles = v_tile + KEYS * D;
     bf16 *const d_o_tiles = q_tiles + 2 * ROWS * D;
-    float *const lse2 = reinterpret_cast<float *>(d_o_tiles + 2 * ROWS * D);
-    float *const deltas = lse2 + 2 * ROWS;
-    int *const positions = reinterpret_cast<int *>(deltas + 2 * ROWS);
+    float *const lses = reinterpret_cast<float *>(d_o_tiles + 2 * ROWS * D);
+    float *const deltas = lses + 2 * ROWS;
 
     /* The first keys are seen by the most rows and start first. */
-    const int n_pair = (int)(a.n_batch * a.n_kv_head), lane = threadIdx.x % WARP;
+    const int n_pair = (int)(a.n_batch * a.n_kv_head);
     const int work = blockIdx.x / shape::SLICES, slice = blockIdx.x % shape::SLICES;
     const packed_rows g(a, work % n_pair);
     const visibility see(a);
@@ -56,7 +42,7 @@ __global__ void __launch_bounds__(key_shape<D>::THREADS)
     const int row_end = min((int)a.n_query, see.last_position(last) - g.q_first + 1) * g.group;
     int row = max(0, first - g.q_first) * g.group;
 
-    const int warp_key = threadIdx.x / WARP * 16;
+    const auto warp_key = [](int row) { return (int)fresh_thread(THREADS, row) / WARP * 16; };
     float d_k[1][C][4], d_v[1][C][4];
     clear(d_k);
     clear(d_v);
@@ -65,73 +51,65 @@ __global__ void __launch_bounds__(key_shape<D>::THREADS)
     const auto fetch = [&](int from, int buffer) {
         copy_rows<D, ROWS, THREADS>(q_tiles + buffer * ROWS * D, a.q, g, from);
         copy_rows<D, ROWS, THREADS>(d_o_tiles + buffer * ROWS * D, args.d_o, g, from);
+        const int mine = from + threadIdx.x;
+        if (threadIdx.x < ROWS) {
+            const bool valid = mine < g.n_row;
+            const int64_t i = g.statistic(a, valid ? mine : 0);
+            cp_async_4(lses + buffer * ROWS + threadIdx.x, static_cast<const float *>(a.lse) + i,
+                       valid);
+            cp_async_4(deltas + buffer * ROWS + threadIdx.x, delta + i, valid);
+        }
         cp_async_commit();
     };
-    const auto keep = [&](const row_state &state, int from, int buffer) {
-        lse2[buffer * ROWS + threadIdx.x] = state.lse2;
-        deltas[buffer * ROWS + threadIdx.x] = state.delta;
-        positions[buffer * ROWS + threadIdx.x] = g.position(from + threadIdx.x);
-    };
     fetch(row, 0);
-    if (threadIdx.x < ROWS) /* the rows' statistics: a thread each */
-        keep(row_state_of(a, g, delta, row + threadIdx.x), row, 0);
 
     const float scale2 = (float)a.scale * LOG2_E;
     for (int buffer = 0; row < row_end; row += ROWS, buffer ^= 1) {
         cp_async_wait<0>();
         __syncthreads(); /* these rows are here; the other buffer has been used */
-        const bool more = row + ROWS < row_end;
-        row_state next;
-        if (more) {
+        if (row + ROWS < row_end)
             fetch(row + ROWS, buffer ^ 1);
-            if (threadIdx.x < ROWS)
-                next = row_state_of(a, g, delta, row + ROWS + threadIdx.x);
-        }
         const bf16 *const q_tile = q_tiles + buffer * ROWS * D;
         const bf16 *const d_o_tile = d_o_tiles + buffer * ROWS * D;
         const unsigned l = fresh_thread(WARP, row + 4);
-        const int column = buffer * ROWS + l % 4 * 2; /* of the statistics, plus 8 n */
+        const int column = buffer * ROWS + l % 4 * 2; /* of lses and deltas, plus 8 n */
 
         float s[1][N][4], d_p[1][N][4];
-        uint32_t left[1][N / 2][4];
+        uint32_t p[1][N / 2][4], d_s[1][N / 2][4];
         clear(s);
-        multiply_abt<D>(s, k_tile + warp_key * D, q_tile, row);
+        multiply_abt<D>(s, k_tile + warp_key(row) * D, q_tile, row);
+        clear(d_p);
+        multiply_abt<D>(d_p, v_tile + warp_key(row + 2) * D, d_o_tile, row + 2);
         if (!see.whole(g.position(row), g.position(row + ROWS - 1), first, KEYS)) {
-            const int key = first + warp_key + l / 4;
+            const int key = first + warp_key(row) + l / 4;
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    if (!see.sees(positions[column + n * 8 + i % 2], key + i / 2 * 8))
+                for (int i = 0; i < 2; i++) {
+                    const int position = g.position(row + n * 8 + l % 4 * 2 + i);
+                    if (!see.sees(position, key))
                         s[0][n][i] = -INFINITY;
+                    if (!see.sees(position, key + 8))
+                        s[0][n][i + 2] = -INFINITY;
+                }
         }
 #pragma unroll
-        for (int n = 0; n < N; n++)
+        for (int n = 0; n < N; n++) {
+            float p_n[4], d_s_n[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                s[0][n][i] = exp2_fast(s[0][n][i] * scale2 - lse2[column + n * 8 + i % 2]);
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-                LEFT_OPERAND(left, 0, n, half) =
-                    pack_bf16(s[0][n][2 * half], s[0][n][2 * half + 1]);
-        multiply_ab<D>(d_v, left, d_o_tile, slice * C, row + 1);
-
-        clear(d_p);
-        multiply_abt<D>(d_p, v_tile + warp_key * D, d_o_tile, row + 2);
-#pragma unroll
-        for (int n = 0; n < N; n++)
+            for (int i = 0; i < 4; i++) {
+                const float lse2 = lses[column + n * 8 + i % 2] * LOG2_E;
+                p_n[i] = exp2_fast(s[0][n][i] * scale2 - lse2);
+                d_s_n[i] = p_n[i] * (d_p[0][n][i] - deltas[column + n * 8 + i % 2]);
+            }
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                const int i = 2 * half;
-                LEFT_OPERAND(left, 0, n, half) =
-                    pack_bf16(s[0][n][i] * (d_p[0][n][i] - deltas[column + n * 8]),
-                              s[0][n][i + 1] * (d_p[0][n][i + 1] - deltas[column + n * 8 + 1]));
+                LEFT_OPERAND(p, 0, n, half) = pack_bf16(p_n[2 * half], p_n[2 * half + 1]);
+                LEFT_OPERAND(d_s, 0, n, half) = pack_bf16(d_s_n[2 * half], d_s_n[2 * half + 1]);
             }
-        multiply_ab<D>(d_k, left, q_tile, slice * C, row + 3);
-        if (more && threadIdx.x < ROWS)
-            keep(next, row + ROWS, buffer ^ 1);
+        }
+        multiply_ab<D>(d_v, p, d_o_tile, slice * C, row + 1);
+        multiply_ab<D>(d_k, d_s, q_tile, slice * C, row + 3);
     }
     cp_async_wait<0>(); /* K and V, where no row sees these keys */
     __syncthreads();
@@ -142,12 +120,13 @@ __global__ void __launch_bounds__(key_shape<D>::THREADS)
         for (int i = 0; i < 4; i++)
             d_k[0][c][i] *= (float)a.scale;
     /* Through the warp's own rows of the tiles, which nobody else reads. */
-    bf16 *const mine_k = k_tile + warp_key * D, *const mine_v = v_tile + warp_key * D;
+    const int lane = fresh_thread(WARP, row), mine = warp_key(row);
+    bf16 *const mine_k = k_tile + mine * D, *const mine_v = v_tile + mine * D;
     accumulators_to_tile<D>(mine_k, d_k);
     accumulators_to_tile<D>(mine_v, d_v);
     __syncwarp();
     for (int i = lane; i < 16 * C; i += WARP) {
-        const int key = first + warp_key + i / C, chunk = i % C, at = slice * C + chunk;
+        const int key = first + mine + i / C, chunk = i % C, at = slice * C + chunk;
         if (key > last)
             continue;
         *reinterpret_cast<uint4 *>(g.key_row(args.d_k, key) + at * CHUNK) =
@@ -194,7 +173,7 @@ __global__ void __launch_bounds__(row_shape<D>::THREADS)
         cp_async_commit();
     };
     const int warp_row = threadIdx.x / WARP * 16 * M;
-    row_state state[M][2];
+    float lse2[M][2], minus[M][2]; /* a row's lse in units of log 2, and delta */
     float d_q[M][C][4];
     clear(d_q);
     copy_rows<D, ROWS, THREADS>(q_tile, a.q, g, first);
@@ -203,9 +182,12 @@ __global__ void __launch_bounds__(row_shape<D>::THREADS)
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-            state[m][half] =
-                row_state_of(a, g, delta, first + warp_row + m * 16 + half * 8 + lane / 4);
+        for (int half = 0; half < 2; half++) {
+            const int row = first + warp_row + m * 16 + half * 8 + lane / 4;
+            const int64_t i = g.statistic(a, min(row, g.n_row - 1));
+            lse2[m][half] = static_cast<const float *>(a.lse)[i] * LOG2_E;
+            minus[m][half] = delta[i];
+        }
 
     const float scale2 = (float)a.scale * LOG2_E;
     for (int buffer = 0; key < key_end; key += KEYS, buffer ^= 1) {
@@ -230,12 +212,11 @@ __global__ void __launch_bounds__(row_shape<D>::THREADS)
             for (int n = 0; n < N; n++)
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const row_state r = state[m][half];
                     float d_s[2];
 #pragma unroll
                     for (int i = 0; i < 2; i++)
-                        d_s[i] = exp2_fast(s[m][n][2 * half + i] * scale2 - r.lse2) *
-                                 (d_p[m][n][2 * half + i] - r.delta);
+                        d_s[i] = exp2_fast(s[m][n][2 * half + i] * scale2 - lse2[m][half]) *
+                                 (d_p[m][n][2 * half + i] - minus[m][half]);
                     LEFT_OPERAND(left, m, n, half) = pack_bf16(d_s[0], d_s[1]);
                 }
         multiply_ab<D>(d_q, left, k_tile, 0, key + 4);
