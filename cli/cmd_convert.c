@@ -27,10 +27,31 @@ static void print_plan(const struct convert_plan *p) {
     }
 }
 
+/* What every layer could be, what it loses by that, and what it became. */
+static void print_budget(const struct convert_plan *p) {
+    double all = 0;
+    for (int64_t l = 0; p->budget && l < p->config.n_layer; l++) {
+        const struct budget_layer *b = &p->budget[l];
+        all += b->candidates[b->chosen].loss;
+        printf("layer %-4lld  %lld KV heads, predicted loss %.4f (", (long long)l,
+               (long long)b->candidates[b->chosen].n_kv, b->candidates[b->chosen].loss);
+        for (int64_t i = 0; i < b->n; i++)
+            printf("%s%lld: %.4f", i ? ", " : "", (long long)b->candidates[i].n_kv,
+                   b->candidates[i].loss);
+        printf(")\n");
+    }
+    if (p->budget)
+        printf("budget      %.4g%%, %lld KV heads in all layers; predicted loss %.4f\n",
+               100 * p->options.kv_budget, (long long)p->budget_heads, all);
+}
+
 static void print_summary(const struct convert_plan *p, bool dry_run) {
-    printf("%s %s: %s, KV heads %lld -> %lld of %lld (%s)\n", dry_run ? "would write" : "wrote",
-           p->options.to ? p->options.to : "the output", p->config.family,
-           (long long)model_kv_max(&p->folder->config), (long long)model_kv_max(&p->config),
+    char from[64], to[64];
+    print_budget(p);
+    model_kv_text(&p->folder->config, from, sizeof from);
+    model_kv_text(&p->config, to, sizeof to);
+    printf("%s %s: %s, KV heads %s -> %s of %lld (%s)\n", dry_run ? "would write" : "wrote",
+           p->options.to ? p->options.to : "the output", p->config.family, from, to,
            (long long)p->config.n_head, merge_method_name(p->options.method));
     printf("parameters  %s -> %s\n", unit_count(p->from_params).s, unit_count(p->to_params).s);
     printf("weights     %s -> %s\n", unit_bytes(p->from_bytes).s, unit_bytes(p->to_bytes).s);
@@ -53,7 +74,7 @@ static enum status print_json(const struct convert_plan *p, bool dry_run) {
 enum status cmd_convert(int argc, char **argv) {
     struct convert_options o = {.dtype = DTYPE_COUNT};
     const char *method = "fit", *refit = NULL, *grouping = "contiguous", *dtype = "keep",
-               *shard = "5GB";
+               *shard = "5GB", *budget = NULL, *target = "regroup";
     struct string_list calibrate = {0};
     int64_t seed = 0;
     bool dry_run = false, force = false, json = false, help = false;
@@ -63,7 +84,16 @@ enum status cmd_convert(int argc, char **argv) {
          .value = &o.n_kv_head,
          .min = 1,
          .max = 65536,
-         .help = "KV heads of the result (required)"},
+         .help = "KV heads in every layer of the result"},
+        {.key = "kv-budget",
+         .type = OPTION_STRING,
+         .value = &budget,
+         .help = "instead: share of the KV cache, e.g. 25%; heads go to the layers that need them"},
+        {.key = "target",
+         .type = OPTION_STRING,
+         .value = &target,
+         .choices = "regroup|transformers|vllm|llama.cpp",
+         .help = "who must be able to load the result (matters for --kv-budget)"},
         {.key = "method",
          .type = OPTION_STRING,
          .value = &method,
@@ -137,7 +167,7 @@ enum status cmd_convert(int argc, char **argv) {
     enum status status;
     TRY_OUT(options_parse_args(options, N, argc, argv, &arena, &args));
     if (help) {
-        printf("usage: regroup convert MODEL OUT --kv-heads N [OPTIONS]\n\n"
+        printf("usage: regroup convert MODEL OUT --kv-heads N|--kv-budget P%% [OPTIONS]\n\n"
                "Writes the model with N key/value heads in every layer: fewer by merging (GQA, or\n"
                "MQA with 1), more with --method repeat. Other tensors, configuration keys and\n"
                "tokenizer files stay as they are.\n\n");
@@ -151,8 +181,15 @@ enum status cmd_convert(int argc, char **argv) {
                              (long long)args.n);
         goto out;
     }
-    if (!o.n_kv_head) {
-        status = status_fail(STATUS_USAGE, "--kv-heads is required: the number of KV heads wanted");
+    if (!o.n_kv_head == !budget) {
+        status = status_fail(STATUS_USAGE, "give --kv-heads N, or --kv-budget with a share such as "
+                                           "25%%, and not both");
+        goto out;
+    }
+    if (budget)
+        TRY_OUT(unit_parse_percent(budget, "kv-budget", &o.kv_budget));
+    if (!convert_target_parse(target, &o.target)) {
+        status = status_fail(STATUS_USAGE, "unknown target '%s'", target);
         goto out;
     }
     o.from = args.items[0];
@@ -177,8 +214,7 @@ enum status cmd_convert(int argc, char **argv) {
     }
     TRY_OUT(unit_parse_bytes(shard, "max-shard-size", &o.max_shard_bytes));
     TRY_OUT(convert_plan_open(&o, &plan));
-    if (!dry_run)
-        TRY_OUT(convert_run(plan, force));
+    TRY_OUT(dry_run ? convert_choose(plan) : convert_run(plan, force));
     if (json) {
         status = print_json(plan, dry_run);
     } else {

@@ -10,7 +10,7 @@
 
 struct sweep {
     struct eval_args eval;
-    struct string_list kv_heads, methods, calibrate, train, set;
+    struct string_list kv_heads, kv_budget, methods, calibrate, train, set;
     int64_t distill, calib_tokens, seed;
     bool help;
 };
@@ -22,7 +22,11 @@ static int sweep_options(struct sweep *s, struct arena *arena, struct option *o)
         {.key = "kv-heads",
          .type = OPTION_LIST,
          .value = &s->kv_heads,
-         .help = "KV-head counts to try, e.g. 8,4,2,1 (required)"},
+         .help = "KV-head counts to try, e.g. 8,4,2,1"},
+        {.key = "kv-budget",
+         .type = OPTION_LIST,
+         .value = &s->kv_budget,
+         .help = "and shares of the KV cache, divided over the layers, e.g. 50%,25%"},
         {.key = "methods", .type = OPTION_LIST, .value = &s->methods, .help = METHOD_SPEC_HELP},
         {.key = "calibrate",
          .type = OPTION_LIST,
@@ -83,6 +87,7 @@ static struct json *sweep_config(struct sweep *s, const char *model, const char 
     json_set_int(j, "seed", s->seed);
     json_set_int(j, "calib_tokens", s->calib_tokens);
     set_list(j, "kv_heads", &s->kv_heads);
+    set_list(j, "kv_budget", &s->kv_budget);
     set_list(j, "methods", &s->methods);
     set_list(j, "calibrate", &s->calibrate);
     if (s->distill) {
@@ -108,8 +113,8 @@ enum status cmd_sweep(int argc, char **argv) {
     int n = sweep_options(&s, &arena, options);
     TRY_OUT(options_parse_args(options, n, argc, argv, &arena, &args));
     if (s.help) {
-        printf("usage: regroup sweep MODEL OUT --kv-heads LIST --text FILE|--tokens FILE "
-               "[OPTIONS]\n\n"
+        printf("usage: regroup sweep MODEL OUT --kv-heads LIST|--kv-budget LIST --text FILE|"
+               "--tokens FILE [OPTIONS]\n\n"
                "Converts MODEL to every KV-head count by every method (mean and fit; with\n"
                "--calibrate also fit+o), evaluates each against it, and writes\n"
                "OUT/report.html with the curve of quality against KV-cache memory. With --distill\n"
@@ -118,9 +123,9 @@ enum status cmd_sweep(int argc, char **argv) {
         options_print_help(options, n);
         goto out;
     }
-    if (args.n != 2 || !s.kv_heads.n) {
-        status = status_fail(STATUS_USAGE, "expected MODEL, OUT and --kv-heads; see 'regroup sweep "
-                                           "--help'");
+    if (args.n != 2 || s.kv_heads.n + s.kv_budget.n == 0) {
+        status = status_fail(STATUS_USAGE, "expected MODEL, OUT and --kv-heads or --kv-budget; see "
+                                           "'regroup sweep --help'");
         goto out;
     }
     if (s.distill && !s.train.n) {

@@ -4,6 +4,7 @@
 
 #include "cli/eval_args.h"
 #include "cli/method_spec.h"
+#include "cli/units.h"
 #include "core/file.h"
 #include "core/log.h"
 #include "core/parallel.h"
@@ -18,8 +19,9 @@
 #include <time.h>
 
 struct variant {
-    char *id;           /* "mean-kv2" */
-    const char *method; /* as written: "fit+o" */
+    char *id;              /* "mean-kv2" */
+    const char *method;    /* as written: "fit+o" */
+    const char *kv_budget; /* "25%"; NULL: one count */
     struct convert_options convert;
     char *converted, *trained;           /* folders; trained NULL: no distillation */
     char *eval_converted, *eval_trained; /* JSON files */
@@ -27,7 +29,7 @@ struct variant {
 
 struct run {
     const char *name, *model, *out, *backend;
-    struct string_list kv_heads, methods;
+    struct string_list kv_heads, kv_budget, methods;
     int64_t threads;
     struct eval_args eval;
     const struct json *train; /* the config's "train" object; NULL: convert and evaluate only */
@@ -54,6 +56,10 @@ static int run_options(struct run *r, struct option *o) {
          .type = OPTION_LIST,
          .value = &r->kv_heads,
          .help = "KV-head counts to make, e.g. [\"8\", \"1\"]"},
+        {.key = "kv_budget",
+         .type = OPTION_LIST,
+         .value = &r->kv_budget,
+         .help = "and shares of the KV cache, divided over the layers, e.g. [\"25%\"]"},
         {.key = "methods", .type = OPTION_LIST, .value = &r->methods, .help = METHOD_SPEC_HELP},
         {.key = "calibrate",
          .type = OPTION_LIST,
@@ -102,27 +108,34 @@ static enum status apply_set(struct run *r, struct option *options, int n,
     return STATUS_OK;
 }
 
-static enum status plan_variant(struct run *r, const char *method, const char *kv_heads,
+/* `kv`: a count, or with `share` a share of the cache. */
+static enum status plan_variant(struct run *r, const char *method, const char *kv, bool share,
                                 struct variant *v) {
     struct arena *a = &r->arena;
-    char *end;
+    char *end = "";
     v->method = method;
     v->convert = (struct convert_options){.from = r->model,
-                                          .n_kv_head = strtoll(kv_heads, &end, 10),
+                                          .n_kv_head = share ? 0 : strtoll(kv, &end, 10),
                                           .dtype = DTYPE_COUNT,
                                           .seed = (uint64_t)r->seed,
                                           .calib_tokens = r->calib_tokens,
                                           .backend = r->backend};
-    if (*end || v->convert.n_kv_head < 1)
+    if (share)
+        TRY(unit_parse_percent(kv, "kv_budget", &v->convert.kv_budget));
+    else if (*end || v->convert.n_kv_head < 1)
         return status_fail(STATUS_USAGE, "key 'kv_heads': expected positive counts, found '%s'",
-                           kv_heads);
+                           kv);
+    v->kv_budget = share ? kv : NULL;
     TRY(method_spec_parse(method, &v->convert));
     if (v->convert.method == MERGE_FIT || v->convert.method == MERGE_PROCRUSTES ||
         v->convert.refit != REFIT_NONE) {
         v->convert.calibrate = r->calibrate.items;
         v->convert.n_calibrate = r->calibrate.n;
     }
-    TRY(arena_printf(a, &v->id, "%s-kv%lld", method, (long long)v->convert.n_kv_head));
+    if (share)
+        TRY(arena_printf(a, &v->id, "%s-kv%.6gpct", method, 100 * v->convert.kv_budget));
+    else
+        TRY(arena_printf(a, &v->id, "%s-kv%lld", method, (long long)v->convert.n_kv_head));
     TRY(arena_printf(a, &v->converted, "%s/convert/%s", r->out, v->id));
     v->convert.to = v->converted;
     TRY(arena_printf(a, &v->eval_converted, "%s/eval/%s-converted.json", r->out, v->id));
@@ -133,16 +146,21 @@ static enum status plan_variant(struct run *r, const char *method, const char *k
 }
 
 static enum status plan_variants(struct run *r) {
-    TRY(arena_alloc(&r->arena, r->methods.n * r->kv_heads.n, (int64_t)sizeof *r->variants,
-                    &r->variants));
+    int64_t counts = r->kv_heads.n, n = counts + r->kv_budget.n;
+    TRY(arena_alloc(&r->arena, r->methods.n * n, (int64_t)sizeof *r->variants, &r->variants));
     for (int64_t m = 0; m < r->methods.n; m++)
-        for (int64_t k = 0; k < r->kv_heads.n; k++) {
+        for (int64_t k = 0; k < n; k++) {
             struct variant *v = &r->variants[r->n_variant];
-            TRY(plan_variant(r, r->methods.items[m], r->kv_heads.items[k], v));
+            bool share = k >= counts;
+            TRY(plan_variant(r, r->methods.items[m],
+                             share ? r->kv_budget.items[k - counts] : r->kv_heads.items[k], share,
+                             v));
             for (int64_t i = 0; i < r->n_variant; i++)
                 if (!strcmp(r->variants[i].id, v->id))
                     return status_fail(STATUS_USAGE,
-                                       "keys 'methods' and 'kv_heads' ask for %s twice", v->id);
+                                       "keys 'methods', 'kv_heads' and 'kv_budget' ask for %s "
+                                       "twice",
+                                       v->id);
             r->n_variant++;
         }
     return STATUS_OK;
@@ -185,7 +203,7 @@ static enum status load(struct run *r, const struct json *config, const char *wh
     if (r->train && json_is_null(r->train))
         r->train = NULL;
     bool model = r->model && *r->model, out = r->out && *r->out; /* out "" would be the root */
-    if (!model || !out || !r->kv_heads.n || !r->methods.n)
+    if (!model || !out || r->kv_heads.n + r->kv_budget.n == 0 || !r->methods.n)
         return status_fail(STATUS_USAGE, "%s: key '%s' is missing; see 'regroup run --help'", what,
                            !model          ? "model"
                            : !out          ? "out"
@@ -260,7 +278,10 @@ static enum status write_run_json(struct run *r, struct backend *be) {
         const struct variant *v = &r->variants[i];
         struct json *o = json_push_object(variants);
         json_set_string(o, "id", v->id);
-        json_set_int(o, "kv_heads", v->convert.n_kv_head);
+        if (v->kv_budget)
+            json_set_string(o, "kv_budget", v->kv_budget);
+        else
+            json_set_int(o, "kv_heads", v->convert.n_kv_head);
         json_set_string(o, "method", v->method);
         json_set_string(o, "converted", v->converted + strlen(r->out) + 1);
         json_set_string(o, "trained", v->trained ? v->trained + strlen(r->out) + 1 : NULL);
@@ -279,9 +300,11 @@ static enum status convert_variant(const struct variant *v) {
     }
     struct convert_plan *plan;
     TRY(convert_plan_open(&v->convert, &plan));
+    enum status status = convert_choose(plan);
     log_info("convert   %-12s KV cache %lld -> %lld bytes per token", v->id,
              (long long)plan->kv_bytes_from, (long long)plan->kv_bytes_to);
-    enum status status = convert_run(plan, false);
+    if (status == STATUS_OK)
+        status = convert_run(plan, false);
     convert_plan_close(plan);
     return status;
 }

@@ -60,3 +60,15 @@ enum status unit_parse_bytes(const char *text, const char *option, int64_t *out)
                        "option '%s': expected a size such as 5GB or 500MiB, found '%s'", option,
                        text);
 }
+
+enum status unit_parse_percent(const char *text, const char *option, double *out) {
+    char *end;
+    double v = strtod(text, &end);
+    if (end == text || strcmp(end, "%") || !(v > 0 && v <= 100))
+        return status_fail(
+            STATUS_USAGE,
+            "option '%s': expected a share from 0%% to 100%% such as 25%%, found '%s'", option,
+            text);
+    *out = v / 100;
+    return STATUS_OK;
+}

@@ -14,5 +14,7 @@ struct unit_text unit_count(int64_t n); /* "260,032" */
 /* "5GB", "500 MB", "1GiB", "4096": KB, MB, GB, TB are powers of 1000, KiB ... of 1024. `option` is
  * named in the message. */
 enum status unit_parse_bytes(const char *text, const char *option, int64_t *out) MUST_USE;
+/* "25%" is 0.25: above 0%, at most 100%. */
+enum status unit_parse_percent(const char *text, const char *option, double *out) MUST_USE;
 
 #endif

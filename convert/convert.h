@@ -30,11 +30,24 @@ bool refit_parse(const char *name, enum refit *out) MUST_USE;
 
 enum grouping { GROUPING_CONTIGUOUS, GROUPING_FIT /* the groups whose fit loses least */ };
 
+/* Who must be able to load the result. One number of KV heads in every layer loads everywhere. */
+enum convert_target {
+    TARGET_REGROUP,
+    TARGET_TRANSFORMERS,
+    TARGET_VLLM,
+    TARGET_LLAMA_CPP,
+    TARGET_COUNT
+};
+const char *convert_target_name(enum convert_target t);
+bool convert_target_parse(const char *name, enum convert_target *out) MUST_USE;
+
 enum { CALIB_TOKENS = 65536, CALIB_WINDOW = 256 }; /* at most, unless the options say otherwise */
 
 struct convert_options {
     const char *from, *to; /* model folder, output folder; `to` may be NULL for a plan alone */
-    int64_t n_kv_head;     /* in every layer */
+    int64_t n_kv_head;     /* in every layer; 0: as many in each as kv_budget allows it */
+    double kv_budget;      /* share of the source's KV cache, in (0, 1] */
+    enum convert_target target;
     enum merge_method method;
     enum dtype dtype;        /* DTYPE_COUNT: keep each tensor's */
     int64_t max_shard_bytes; /* <= 0: one file */
@@ -43,7 +56,7 @@ struct convert_options {
     const char *const *calibrate;
     int64_t n_calibrate, calib_tokens, calib_window; /* 0: the defaults above */
     int64_t stream_memory; /* bytes of residual streams kept in memory, not in a file; 0: 1 GiB */
-    enum refit refit;                                /* needs calibration */
+    enum refit refit;      /* needs calibration */
     enum grouping grouping;
     const char *backend; /* what computes the calibration; NULL: auto */
 };
@@ -69,6 +82,16 @@ struct layer_fit {           /* after the run, of a layer that was fitted */
     int64_t *order;          /* [n_kv_head from]: source KV head at each place; NULL: as it was */
 };
 
+struct budget_candidate { /* a number of KV heads for a layer, and what it loses */
+    int64_t n_kv;
+    double loss; /* share of the stream behind the layer that is wrong: docs/methods.md */
+};
+struct budget_layer {
+    struct budget_candidate *candidates; /* [n], most heads first */
+    int64_t n, chosen;
+};
+
+struct calibration;
 struct convert_plan {
     struct convert_options options;
     struct model_folder *folder;
@@ -77,17 +100,25 @@ struct convert_plan {
     int64_t n_item, from_bytes, to_bytes, from_params, to_params;
     int64_t kv_bytes_from, kv_bytes_to;               /* KV cache per token, in K's type */
     struct layer_fit *layers;                         /* [n_layer] */
+    struct budget_layer *budget;                      /* [n_layer]; NULL: no budget, or not yet */
+    int64_t budget_heads;                             /* in all layers together */
+    struct calibration *calibration;                  /* once it was needed */
     int64_t calib_used, calib_windows, calib_heldout; /* tokens and windows; 0: none */
     uint64_t calib_hash;
     bool head_differs; /* after the run: tied, but a separate lm_head has other values */
     struct arena arena;
 };
-/* Fails where the head counts do not fit, naming them. */
+/* Fails where the head counts do not fit, naming them. With a budget the output's head counts are
+ * still the source's, until convert_choose. */
 enum status convert_plan_open(const struct convert_options *options,
                               struct convert_plan **out) MUST_USE;
 void convert_plan_close(struct convert_plan *p);
-/* Write options.to: complete or not at all; an existing one only with `force`. Warns about NaN,
- * infinities and overflow, which also stay in the items. */
+/* With a budget: measures what fewer heads lose in each layer (one walk over the source model, or
+ * weights alone without calibration) and decides the head counts; fails when the target cannot load
+ * them. Nothing to do otherwise, or again. */
+enum status convert_choose(struct convert_plan *p) MUST_USE;
+/* Write options.to: complete or not at all; an existing one only with `force`. Chooses first. Warns
+ * about NaN, infinities and overflow, which also stay in the items. */
 enum status convert_run(struct convert_plan *p, bool force) MUST_USE;
 /* What was planned and, after the run, found. Caller frees. */
 struct json *convert_to_json(const struct convert_plan *p);

@@ -259,15 +259,15 @@ static enum status find_items(struct walk *k) {
 }
 
 /* The streams: the source's, and with a refit the converted model's and what it should be. */
-static enum status open_streams(struct walk *k) {
+static enum status open_streams(struct walk *k, bool choosing) {
     const struct convert_options *o = &k->p->options;
     int64_t n = k->calib.n_window * k->calib.n_seq * k->from.width;
     int64_t limit = o->stream_memory > 0 ? o->stream_memory : STREAM_MEMORY;
-    bool compares = k->has_student || o->grouping == GROUPING_FIT;
+    bool compares = !choosing && (k->has_student || o->grouping == GROUPING_FIT);
     double bytes = 4.0 * (double)n * (k->has_student ? 3 : compares ? 2 : 1);
     char *dir = NULL;
     if (bytes > (double)limit) {
-        TRY(path_parent(&k->arena, o->to, &dir));
+        TRY(path_parent(&k->arena, o->to ? o->to : ".", &dir));
         log_info("%s: %.1f GiB for the residual streams of %lld tokens, in an unnamed file", dir,
                  bytes / 1073741824, (long long)(k->calib.n_window * k->calib.n_seq));
     }
@@ -282,7 +282,7 @@ static enum status open_streams(struct walk *k) {
     return STATUS_OK;
 }
 
-static enum status open_calibration(struct walk *k) {
+static enum status open_calibration(struct walk *k, bool choosing) {
     struct convert_plan *p = k->p;
     const struct convert_options *o = &p->options;
     const struct model_config *c = &p->folder->config;
@@ -292,22 +292,27 @@ static enum status open_calibration(struct walk *k) {
                    ? STATUS_OK
                    : status_fail(STATUS_USAGE, "a refit needs calibration: give --calibrate");
     TRY(backend_open(o->backend ? o->backend : "auto", &k->be));
-    TRY(calibration_open(o, p->folder, k->be, &k->calib));
+    if (!p->calibration) {
+        TRY(memory_alloc(1, (int64_t)sizeof *p->calibration, "calibration", &p->calibration));
+        TRY(calibration_open(o, p->folder, k->be, p->calibration));
+    }
+    k->calib = *p->calibration;
     p->calib_used = k->calib.n_window * k->calib.n_seq;
     p->calib_windows = k->calib.n_window;
     p->calib_heldout = k->calib.n_window - k->calib.n_train;
     p->calib_hash = k->calib.hash;
-    k->has_student = o->refit != REFIT_NONE;
-    TRY(open_streams(k));
+    k->has_student = o->refit != REFIT_NONE && !choosing;
+    TRY(open_streams(k, choosing));
     TRY(one_layer_open(p->folder, k->be, c->n_kv_head[0], k->calib.n_seq, &k->teacher));
     int64_t rows = k->teacher.n_batch * k->calib.n_seq;
     TRY(memory_alloc(rows * w, 4, "activations", &k->normed));
     TRY(memory_alloc(rows * (size_max(w, hd) + 1), 8, "activations", &k->wide));
     if (o->method == MERGE_FIT)
         TRY(observer_open(&k->teacher, model_kv_max(c), &k->observer));
+    if (choosing || k->mid.data)
+        TRY(one_layer_open(p->folder, k->be, p->config.n_kv_head[0], k->calib.n_seq, &k->student));
     if (!k->mid.data)
         return STATUS_OK;
-    TRY(one_layer_open(p->folder, k->be, p->config.n_kv_head[0], k->calib.n_seq, &k->student));
     TRY(memory_alloc(rows * hd, 4, "activations", &k->heads));
     TRY(memory_alloc(rows * w, 8, "activations", &k->target));
     k->sums = (struct refit_sums){.n_y = hd + c->o_bias, .width = w};
@@ -315,7 +320,6 @@ static enum status open_calibration(struct walk *k) {
 }
 
 static void walk_close(struct walk *k) {
-    calibration_close(&k->calib);
     one_layer_close(&k->teacher);
     one_layer_close(&k->student);
     spill_close(&k->x_teacher);
@@ -337,8 +341,9 @@ static void walk_close(struct walk *k) {
     backend_close(k->be);
 }
 
-enum status refit_run(struct convert_plan *p, struct checkpoint_writer *w,
-                      struct merge_buffers *b) {
+static enum status walk(struct convert_plan *p, struct checkpoint_writer *w,
+                        struct merge_buffers *b, const char *name,
+                        enum status (*visit)(struct walk *, int64_t layer)) {
     const struct model_config *c = &p->folder->config;
     struct walk *k = NULL;
     struct progress progress;
@@ -359,10 +364,10 @@ enum status refit_run(struct convert_plan *p, struct checkpoint_writer *w,
     TRY_OUT(attn_weights_alloc(&k->to));
     TRY_OUT(memory_alloc(k->from.n_in * k->from.n_in, 8, "input moments", &k->moment));
     TRY_OUT(find_items(k));
-    TRY_OUT(open_calibration(k));
-    progress_start(&progress, "fit", (double)c->n_layer, "layers");
+    TRY_OUT(open_calibration(k, !w));
+    progress_start(&progress, name, (double)c->n_layer, "layers");
     for (int64_t l = 0; l < c->n_layer; l++) {
-        TRY_OUT(fit_one(k, l));
+        TRY_OUT(visit(k, l));
         progress_update(&progress, (double)(l + 1), NULL);
     }
     progress_end(&progress);
@@ -370,4 +375,13 @@ out:
     walk_close(k);
     memory_free(k);
     return status;
+}
+
+enum status refit_run(struct convert_plan *p, struct checkpoint_writer *w,
+                      struct merge_buffers *b) {
+    return walk(p, w, b, "fit", fit_one);
+}
+
+enum status refit_losses(struct convert_plan *p) {
+    return walk(p, NULL, NULL, "budget", walk_losses);
 }

@@ -1,7 +1,11 @@
 /* What happens to each tensor, decided from the configuration and the headers alone. */
-#include "convert/convert.h"
+#include "convert/budget.h"
+#include "convert/calibrate.h"
 #include "convert/refit.h"
+#include "core/log.h"
 
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 const char *merge_method_name(enum merge_method m) {
@@ -35,9 +39,27 @@ bool refit_parse(const char *name, enum refit *out) {
     return false;
 }
 
+const char *convert_target_name(enum convert_target t) {
+    static const char *const names[TARGET_COUNT] = {"regroup", "transformers", "vllm", "llama.cpp"};
+    return names[t];
+}
+
+bool convert_target_parse(const char *name, enum convert_target *out) {
+    for (int t = 0; t < TARGET_COUNT; t++)
+        if (!strcmp(name, convert_target_name((enum convert_target)t))) {
+            *out = (enum convert_target)t;
+            return true;
+        }
+    return false;
+}
+
 /* What a conversion that measures cannot do. */
 static enum status check_fit(const struct convert_options *o) {
-    if (!convert_measures(o))
+    if (o->kv_budget && (o->method == MERGE_REPEAT || o->method == MERGE_RANDOM))
+        return status_fail(STATUS_USAGE,
+                           "--method %s loses nothing that a budget could weigh: use --kv-heads",
+                           merge_method_name(o->method));
+    if (!convert_measures(o) && !o->kv_budget)
         return o->n_calibrate ? status_fail(STATUS_USAGE,
                                             "calibration text is given, but --method %s without a "
                                             "refit has no use for it",
@@ -132,6 +154,43 @@ static enum status plan_item(const struct convert_plan *p, const struct checkpoi
     return STATUS_OK;
 }
 
+/* Heads that the budget allows in all layers together; every layer keeps one. */
+static enum status budget_heads(const struct convert_plan *p, int64_t *out) {
+    const struct model_config *c = &p->folder->config;
+    int64_t all = 0;
+    for (int64_t l = 0; l < c->n_layer; l++)
+        all += c->n_kv_head[l];
+    *out = (int64_t)floor(p->options.kv_budget * (double)all * (1 + 1e-12));
+    if (*out < c->n_layer)
+        return status_fail(STATUS_FAILED,
+                           "%s: %.4g%% of the KV cache is %lld of %lld heads, but each of %lld "
+                           "layers needs one: give --kv-budget at least %.4g%%",
+                           p->options.from, 100 * p->options.kv_budget, (long long)*out,
+                           (long long)all, (long long)c->n_layer,
+                           ceil(1e4 * (double)c->n_layer / (double)all) / 100);
+    return STATUS_OK;
+}
+
+/* Every output tensor, from p->config's head counts. */
+static enum status plan_items(struct convert_plan *p) {
+    p->from_bytes = p->to_bytes = p->from_params = p->to_params = 0;
+    for (int64_t i = 0; i < p->n_item; i++) {
+        struct convert_item *item = &p->items[i];
+        TRY(plan_item(p, checkpoint_at(p->folder->ck, i), item));
+        p->from_bytes += item->from->n_byte;
+        if (!size_add(p->to_bytes, item->to_bytes, &p->to_bytes))
+            return status_fail(STATUS_FAILED, "%s: the result is too large", p->options.from);
+        if (item->role == ROLE_COUNT || !config_has_role(&p->config, item->role))
+            continue;
+        p->from_params += item->from->n_byte / dtype_size(item->from->dtype);
+        p->to_params += item->to_bytes / dtype_size(item->to.dtype);
+    }
+    enum dtype kv = p->folder->kv_dtype, to = p->options.dtype;
+    p->kv_bytes_from = model_kv_bytes_per_token(&p->folder->config, kv);
+    p->kv_bytes_to = model_kv_bytes_per_token(&p->config, to == DTYPE_COUNT ? kv : to);
+    return STATUS_OK;
+}
+
 enum status convert_plan_open(const struct convert_options *options, struct convert_plan **out) {
     struct convert_plan *p = NULL;
     enum status status;
@@ -142,7 +201,7 @@ enum status convert_plan_open(const struct convert_options *options, struct conv
     p->config = p->folder->config;
     TRY_OUT(check_fit(options));
     TRY_OUT(arena_alloc(&p->arena, p->config.n_layer, (int64_t)sizeof *p->layers, &p->layers));
-    for (int64_t l = 0; l < p->config.n_layer; l++) {
+    for (int64_t l = 0; l < p->config.n_layer && !options->kv_budget; l++) {
         TRY_OUT(check_heads(options, p->config.n_head, l, p->config.n_kv_head[l]));
         p->config.n_kv_head[l] = (int32_t)options->n_kv_head;
     }
@@ -150,23 +209,9 @@ enum status convert_plan_open(const struct convert_options *options, struct conv
         p->config.dtype = options->dtype;
     p->n_item = checkpoint_count(p->folder->ck);
     TRY_OUT(arena_alloc(&p->arena, p->n_item, (int64_t)sizeof *p->items, &p->items));
-    for (int64_t i = 0; i < p->n_item; i++) {
-        struct convert_item *item = &p->items[i];
-        TRY_OUT(plan_item(p, checkpoint_at(p->folder->ck, i), item));
-        p->from_bytes += item->from->n_byte;
-        if (!size_add(p->to_bytes, item->to_bytes, &p->to_bytes)) {
-            status = status_fail(STATUS_FAILED, "%s: the result is too large", options->from);
-            goto out;
-        }
-        if (item->role == ROLE_COUNT || !config_has_role(&p->config, item->role))
-            continue;
-        p->from_params += item->from->n_byte / dtype_size(item->from->dtype);
-        p->to_params += item->to_bytes / dtype_size(item->to.dtype);
-    }
-    enum dtype kv = p->folder->kv_dtype;
-    p->kv_bytes_from = model_kv_bytes_per_token(&p->folder->config, kv);
-    p->kv_bytes_to =
-        model_kv_bytes_per_token(&p->config, options->dtype == DTYPE_COUNT ? kv : options->dtype);
+    if (options->kv_budget)
+        TRY_OUT(budget_heads(p, &p->budget_heads));
+    TRY_OUT(plan_items(p));
     *out = p;
     p = NULL;
 out:
@@ -174,9 +219,52 @@ out:
     return status;
 }
 
+/* Layers of different widths: what cannot load them, and the nearest that everything loads. */
+static enum status check_target(const struct convert_plan *p) {
+    static const char *const reasons[TARGET_COUNT] = {
+        [TARGET_TRANSFORMERS] = "builds every layer of this family with one num_key_value_heads",
+        [TARGET_VLLM] = "builds every layer of this family, and its cache, with one "
+                        "num_key_value_heads",
+        [TARGET_LLAMA_CPP] = "loads this family's layers with the KV heads of the first",
+    };
+    enum convert_target target = p->options.target;
+    int64_t n = p->config.n_layer, heads = budget_uniform(p->budget, n, p->budget_heads);
+    char nearest[160] = "no uniform count is within the budget";
+    if (model_kv_uniform(&p->config))
+        return STATUS_OK;
+    if (heads)
+        snprintf(nearest, sizeof nearest,
+                 "the nearest uniform one is --kv-heads %lld (predicted loss %.4g against %.4g)",
+                 (long long)heads, budget_loss_uniform(p->budget, n, heads),
+                 budget_loss(p->budget, n));
+    if (target != TARGET_REGROUP)
+        return status_fail(STATUS_FAILED,
+                           "%s: the budget's best choice gives its layers different numbers of KV "
+                           "heads, but %s %s; %s",
+                           p->options.from, convert_target_name(target), reasons[target], nearest);
+    log_warn("%s: layers with different numbers of KV heads: regroup alone can load the result; %s",
+             p->options.from, nearest);
+    return STATUS_OK;
+}
+
+enum status convert_choose(struct convert_plan *p) {
+    if (!p->options.kv_budget || p->budget)
+        return STATUS_OK;
+    TRY(budget_candidates(p));
+    TRY(refit_losses(p));
+    TRY(budget_choose(p->budget, p->config.n_layer, p->budget_heads));
+    for (int64_t l = 0; l < p->config.n_layer; l++)
+        p->config.n_kv_head[l] = (int32_t)p->budget[l].candidates[p->budget[l].chosen].n_kv;
+    TRY(plan_items(p));
+    return check_target(p);
+}
+
 void convert_plan_close(struct convert_plan *p) {
     if (!p)
         return;
+    if (p->calibration)
+        calibration_close(p->calibration);
+    memory_free(p->calibration);
     model_folder_close(p->folder);
     arena_free(&p->arena);
     memory_free(p);
@@ -203,6 +291,7 @@ struct json *convert_to_json(const struct convert_plan *p) {
     json_set_string(j, "method", merge_method_name(o->method));
     json_set_int(j, "n_head", p->config.n_head);
     set_pair(j, "n_kv_head", model_kv_max(&p->folder->config), model_kv_max(&p->config));
+    budget_to_json(p, j);
     set_pair(j, "parameters", p->from_params, p->to_params);
     set_pair(j, "bytes", p->from_bytes, p->to_bytes);
     set_pair(j, "kv_bytes_per_token", p->kv_bytes_from, p->kv_bytes_to);

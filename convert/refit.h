@@ -8,6 +8,8 @@
 
 /* Does this conversion need more than merging blocks? */
 bool convert_measures(const struct convert_options *o);
+/* Fills the losses of p->budget's candidates. */
+enum status refit_losses(struct convert_plan *p) MUST_USE;
 /* Values of every `fitted` item into the writer; fills p->layers. */
 enum status refit_run(struct convert_plan *p, struct checkpoint_writer *w,
                       struct merge_buffers *b) MUST_USE;

@@ -1,5 +1,6 @@
 /* The plan carried out: weights, config.json, side files and regroup.json into a staged folder
  * that appears under its name only when complete. */
+#include "convert/budget.h"
 #include "convert/convert.h"
 #include "convert/refit.h"
 
@@ -174,6 +175,7 @@ static enum status write_history(struct convert_plan *p, const char *dir,
     if (o->method == MERGE_RANDOM || o->grouping == GROUPING_FIT || p->calib_used)
         json_set_int(j, "seed", (int64_t)o->seed);
     write_fit(p, j);
+    budget_to_json(p, j);
     struct json *heads = json_set_object(j, "n_kv_head");
     set_heads(heads, "from", &p->folder->config);
     set_heads(heads, "to", &p->config);
@@ -214,6 +216,7 @@ enum status convert_run(struct convert_plan *p, bool force) {
     char *path;
     enum status status;
     TRY_OUT(check_apart(&p->options));
+    TRY_OUT(convert_choose(p));
     TRY_OUT(path_join(&p->arena, p->options.from, "config.json", &path));
     TRY_OUT(file_read(path, 1 << 24, &config));
     TRY_OUT(staging_open(p->options.to, force, &staging));

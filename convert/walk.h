@@ -15,7 +15,7 @@ struct walk {
     struct checkpoint_writer *writer;
     struct merge_buffers *buffers;
     struct backend *be;
-    struct calibration calib; /* n_window 0: none */
+    struct calibration calib; /* the plan's; n_window 0: none */
     struct one_layer teacher, student;
     bool has_student;                       /* a refit: the converted model is walked too */
     struct spill x_teacher, x_student, mid; /* [windows * n_seq, width] */
@@ -52,6 +52,9 @@ enum status walk_observe(struct walk *k, int64_t n_group, int n, const int64_t *
  * windows to learn from every stride-th batch is used. */
 enum status walk_sums(struct walk *k, const struct spill *x, int64_t stride) MUST_USE;
 void widen(const float *from, int64_t rows, int64_t cols, int64_t extra, double *to);
+
+/* walk_budget.c: what the layer's candidates in p->budget lose. */
+enum status walk_losses(struct walk *k, int64_t layer) MUST_USE;
 
 /* walk_group.c: heads that should share become neighbours, in k->from and in the source's layer. */
 enum status walk_group(struct walk *k, int64_t layer, struct rotary rotary) MUST_USE;

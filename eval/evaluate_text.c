@@ -27,7 +27,7 @@ static void set_spread(struct json *o, const char *key, const struct spread *s) 
 
 static const char *attention_name(const struct model_config *c) {
     int64_t most = model_kv_max(c);
-    return most == c->n_head ? "MHA" : most == 1 ? "MQA" : "GQA";
+    return most == 1 ? "MQA" : most < c->n_head || !model_kv_uniform(c) ? "GQA" : "MHA";
 }
 
 static void set_speed(struct json *a, const struct speed *s) {
@@ -125,14 +125,9 @@ struct json *evaluation_json(const struct evaluator *e, const struct evaluation 
 enum { MAX_COLUMN = 6 + 2 * EVAL_MAX_CONTEXT, CELL = 96 };
 
 static void kv_heads_text(const struct model_config *c, char *out, size_t n) {
-    if (model_kv_uniform(c)) {
-        snprintf(out, n, "%d of %" PRId64, c->n_kv_head[0], c->n_head);
-        return;
-    }
-    int32_t least = c->n_kv_head[0];
-    for (int64_t l = 0; l < c->n_layer; l++)
-        least = c->n_kv_head[l] < least ? c->n_kv_head[l] : least;
-    snprintf(out, n, "%d-%" PRId64 " of %" PRId64, least, model_kv_max(c), c->n_head);
+    char heads[48];
+    model_kv_text(c, heads, sizeof heads);
+    snprintf(out, n, "%s of %" PRId64, heads, c->n_head);
 }
 
 /* One window gives no standard error: the value then stands alone. value NULL: the heading. */

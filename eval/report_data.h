@@ -20,9 +20,9 @@ struct report_point {
     enum report_kind kind;
     bool measured; /* its evaluation is there */
     bool pareto;   /* no other model of the run has as few bytes and as low a perplexity */
-    const struct json *model; /* of the evaluation */
-    int64_t kv_heads, heads, parameters;
-    double kv_bytes, kv_allocated; /* per token */
+    const struct json *model;                      /* of the evaluation */
+    int64_t kv_heads, kv_least, heads, parameters; /* kv_heads: in the layer with most */
+    double kv_bytes, kv_allocated;                 /* per token */
     bool has_perplexity, has_divergence;
     double perplexity, perplexity_se, nll, nll_se, kl, kl_se, agreement;
     struct report_speed speed[REPORT_MAX_SPEED];
@@ -75,7 +75,7 @@ struct report_label report_count(double n);                     /* 260,032 */
 struct report_label report_percent(double ratio);               /* 1.05 -> "+5.0 %" */
 struct report_label report_factor(double ratio);                /* 4 -> "4×" */
 struct report_label report_with_error(double v, double se);     /* 4.716 ± 0.031 */
-struct report_label report_heads(const struct report_point *p); /* GQA, 2 of 8 */
+struct report_label report_heads(const struct report_point *p); /* GQA, 2 of 8; GQA, 1-4 of 8 */
 /* &, <, >, " and ' as entities; bytes that are not UTF-8 or not allowed in XML as U+FFFD. */
 enum status report_escape(struct text *out, const char *s) MUST_USE;
 

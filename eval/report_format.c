@@ -85,7 +85,10 @@ struct report_label report_factor(double ratio) {
 
 struct report_label report_heads(const struct report_point *p) {
     struct report_label l;
-    if (p->kv_heads && p->heads)
+    if (p->kv_least && p->kv_least < p->kv_heads && p->heads)
+        snprintf(l.s, sizeof l.s, "%.16s, %d-%d of %d", p->attention ? p->attention : "?",
+                 (int)p->kv_least, (int)p->kv_heads, (int)p->heads);
+    else if (p->kv_heads && p->heads)
         snprintf(l.s, sizeof l.s, "%.16s, %" PRId64 " of %" PRId64,
                  p->attention ? p->attention : "?", p->kv_heads, p->heads);
     else if (p->kv_heads)

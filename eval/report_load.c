@@ -14,6 +14,14 @@ static struct spread spread(const struct json *o, const char *key) {
     return (struct spread){number(j, "median"), number(j, "min"), number(j, "max")};
 }
 
+static void read_layers(const struct json *layers, struct report_point *p) {
+    for (const struct json *l = json_first(layers); l; l = json_next(l)) {
+        int64_t n = json_int(l);
+        p->kv_heads = size_max(p->kv_heads, n);
+        p->kv_least = p->kv_least ? size_min(p->kv_least, n) : n;
+    }
+}
+
 static void read_model(const struct json *m, struct report_point *p) {
     const struct json *cache = json_get(m, "kv_cache"), *ppl = json_get(m, "perplexity");
     const struct json *divergence = json_get(m, "divergence");
@@ -23,7 +31,9 @@ static void read_model(const struct json *m, struct report_point *p) {
     p->heads = json_int(json_get(m, "heads"));
     p->parameters = json_int(json_get(m, "parameters"));
     if (json_get(m, "kv_heads"))
-        p->kv_heads = json_int(json_get(m, "kv_heads"));
+        p->kv_heads = p->kv_least = json_int(json_get(m, "kv_heads"));
+    else
+        read_layers(json_get(m, "kv_heads_per_layer"), p);
     p->kv_bytes = number(cache, "bytes_per_token_formula");
     p->kv_allocated = number(cache, "bytes_per_token_allocated");
     p->has_perplexity = json_is_object(ppl);

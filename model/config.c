@@ -348,10 +348,26 @@ out:
     return status;
 }
 
+/* Loaders that give every layer num_key_value_heads must not take a model whose layers differ:
+ * they look up the architecture by its name, and do not know this one. */
+static const char OURS[] = "Regroup";
+
+static const char *config_architecture(const struct model_config *c, char *out, size_t n) {
+    const struct arch *arch = arch_find(c->family);
+    snprintf(out, n, "%s%s", model_kv_uniform(c) ? "" : OURS, arch ? arch->causal_lm : c->family);
+    return out;
+}
+
+static bool config_is_ours(const struct json *j) {
+    const char *name = json_string(json_first(json_get(j, "architectures")));
+    return name && !strncmp(name, OURS, sizeof OURS - 1);
+}
+
 struct json *model_config_to_json(const struct model_config *c) {
     const struct arch *arch = arch_find(c->family);
+    char name[64];
     struct json *j = json_object();
-    json_push_string(json_set_array(j, "architectures"), arch ? arch->causal_lm : c->family);
+    json_push_string(json_set_array(j, "architectures"), config_architecture(c, name, sizeof name));
     json_set_string(j, "model_type", c->family);
     json_set_int(j, "vocab_size", c->n_vocab);
     json_set_int(j, "hidden_size", c->width);
@@ -408,10 +424,11 @@ static enum status text_set_int(struct text *text, const char *key, int64_t v) {
 enum status model_config_edit(struct text *text, const struct model_config *c, enum dtype dtype) {
     struct json *j;
     struct text list = {0};
-    char value[64];
+    char value[96], name[64];
     TRY(json_parse(text->data, text->n, "config.json", &j));
     bool stray = json_get(j, "num_kv_heads") != NULL;
     bool per_layer = json_get(j, "num_key_value_heads_per_layer") || !model_kv_uniform(c);
+    bool renamed = config_is_ours(j) == model_kv_uniform(c);
     bool newer = json_get(j, "dtype") != NULL;
     bool older = json_get(j, "torch_dtype") != NULL;
     json_free(j);
@@ -425,6 +442,10 @@ enum status model_config_edit(struct text *text, const struct model_config *c, e
             TRY_OUT(text_printf(&list, "%s%d", l ? ", " : "[", (int)c->n_kv_head[l]));
         TRY_OUT(text_puts(&list, "]"));
         TRY_OUT(json_text_set(text, "num_key_value_heads_per_layer", list.data));
+    }
+    if (renamed) {
+        snprintf(value, sizeof value, "[\"%s\"]", config_architecture(c, name, sizeof name));
+        TRY_OUT(json_text_set(text, "architectures", value));
     }
     TRY_OUT(text_set_int(text, "head_dim", c->head_dim));
     if (dtype != DTYPE_COUNT) {
@@ -452,6 +473,16 @@ int64_t model_kv_max(const struct model_config *c) {
     for (int64_t l = 0; l < c->n_layer; l++)
         most = size_max(most, c->n_kv_head[l]);
     return most;
+}
+
+void model_kv_text(const struct model_config *c, char *out, size_t n) {
+    int64_t most = model_kv_max(c), least = most;
+    for (int64_t l = 0; l < c->n_layer; l++)
+        least = size_min(least, c->n_kv_head[l]);
+    if (least == most)
+        snprintf(out, n, "%lld", (long long)most);
+    else
+        snprintf(out, n, "%lld-%lld", (long long)least, (long long)most);
 }
 
 int64_t model_kv_bytes_per_token(const struct model_config *c, enum dtype cache_dtype) {

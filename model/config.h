@@ -6,6 +6,8 @@
 #include "core/json.h"
 #include "core/tensor.h"
 
+#include <stddef.h>
+
 enum { MODEL_MAX_LAYER = 1024 };
 
 enum rope_scaling { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3 };
@@ -32,13 +34,15 @@ enum status model_config_load(const char *dir, struct model_config *out) MUST_US
 /* A fresh config.json (for pretraining) as transformers writes it. Caller frees. */
 struct json *model_config_to_json(const struct model_config *c);
 /* Edit a config.json's text for new KV-head counts and dtype, every other key untouched: sets
- * num_key_value_heads (or, when the layers differ, also num_key_value_heads_per_layer), head_dim
- * and torch_dtype (`dtype` DTYPE_COUNT: keep). */
+ * num_key_value_heads, head_dim and torch_dtype (`dtype` DTYPE_COUNT: keep). When the layers differ
+ * also num_key_value_heads_per_layer, and an architecture's name that no other loader knows. */
 enum status model_config_edit(struct text *text, const struct model_config *c,
                               enum dtype dtype) MUST_USE;
 
 bool model_kv_uniform(const struct model_config *c); /* same count in every layer */
 int64_t model_kv_max(const struct model_config *c);
+/* "4", or the least and the most when the layers differ: "1-4". */
+void model_kv_text(const struct model_config *c, char *out, size_t n);
 /* 2 * sum over layers of n_kv_head * head_dim * bytes per element. */
 int64_t model_kv_bytes_per_token(const struct model_config *c, enum dtype cache_dtype);
 /* Tensor-parallel sizes t such that n_head % t == 0 and, in every layer, n_kv % t == 0 or

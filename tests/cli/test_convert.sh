@@ -45,7 +45,7 @@ cmp -s "$tmp/out/model.safetensors" "$tmp/back/model.safetensors" || fail "repea
 grep -q '"torch_dtype": "float16"' "$tmp/f16/config.json" || fail "torch_dtype"
 grep -q 'tensor model.norm.weight: .* too large for F16' "$tmp/warned" || fail "silent overflow: $(cat "$tmp/warned")"
 
-expect 2 '--kv-heads is required' "$regroup" convert "$m" "$tmp/none"
+expect 2 'give --kv-heads N, or --kv-budget' "$regroup" convert "$m" "$tmp/none"
 expect 2 "method.*expected one of" "$regroup" convert "$m" "$tmp/none" --kv-heads 2 --method average
 expect 2 "expected a size" "$regroup" convert "$m" "$tmp/none" --kv-heads 2 --max-shard-size lots
 expect 2 "expected a model folder and an output" "$regroup" convert "$m" --kv-heads 2
