@@ -360,7 +360,8 @@ static enum status walk(struct convert_plan *p, struct checkpoint_writer *w,
     k->permuted = k->to = k->from;
     k->to.n_kv = model_kv_max(&p->config);
     TRY_OUT(attn_weights_alloc(&k->from));
-    TRY_OUT(attn_weights_alloc(&k->permuted));
+    if (p->options.grouping == GROUPING_FIT)
+        TRY_OUT(attn_weights_alloc(&k->permuted));
     TRY_OUT(attn_weights_alloc(&k->to));
     TRY_OUT(memory_alloc(k->from.n_in * k->from.n_in, 8, "input moments", &k->moment));
     TRY_OUT(find_items(k));

@@ -72,6 +72,10 @@ static enum status check_fit(const struct convert_options *o) {
         return status_fail(
             STATUS_USAGE, "--refit %s measures on text: give --calibrate FILE, or --calibrate self",
             refit_name(o->refit));
+    if (o->grouping == GROUPING_FIT && !o->n_calibrate)
+        return status_fail(STATUS_USAGE,
+                           "--grouping fit compares groupings on text: give --calibrate FILE, or "
+                           "--calibrate self");
     return STATUS_OK;
 }
 
@@ -120,6 +124,20 @@ static bool layer_is_fitted(const struct convert_plan *p, int64_t layer) {
     return false;
 }
 
+/* A tensor that the family does not have may be copied, unless it stands between what is merged and
+ * what attention sees. */
+static enum status check_stranger(const struct convert_plan *p, const struct checkpoint_tensor *t) {
+    static const char *const norms[] = {"q_norm", "k_norm", "q_layernorm", "k_layernorm"};
+    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++)
+        if (p->options.method != MERGE_REPEAT && strstr(t->name, norms[i]))
+            return status_fail(
+                STATUS_FAILED,
+                "%s: tensor %s normalises queries or keys, which '%s' models do not; "
+                "merging heads under such a norm is not supported",
+                t->path, t->name, p->config.family);
+    return STATUS_OK;
+}
+
 static enum status plan_item(const struct convert_plan *p, const struct checkpoint_tensor *t,
                              struct convert_item *item) {
     *item = (struct convert_item){.from = t,
@@ -145,6 +163,7 @@ static enum status plan_item(const struct convert_plan *p, const struct checkpoi
         item->fitted = role_is_attention(item->role) && layer_is_fitted(p, item->layer);
     } else {
         item->role = ROLE_COUNT;
+        TRY(check_stranger(p, t));
     }
     item->to_bytes = dtype_size(item->to.dtype);
     for (int d = 0; d < item->to.rank; d++)

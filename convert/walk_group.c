@@ -113,9 +113,7 @@ enum status walk_group(struct walk *k, int64_t layer, struct rotary rotary) {
     TRY_OUT(fit_groupings(&k->from, k->moment, k->n_part ? k->parts[0].cov : NULL, rotary,
                           k->to.n_kv, k->p->options.seed + (uint64_t)layer, MAX_PARTITION, orders,
                           &found, k->what));
-    if (!k->calib.n_window)
-        best = found > 1;
-    else if (found > 1)
+    if (found > 1)
         TRY_OUT(choose(k, layer, orders, found, rotary, &best));
     TRY_OUT(arena_alloc(&k->p->arena, n, (int64_t)sizeof *order, &order));
     memcpy(order, orders + best * n, (size_t)n * sizeof *order);
@@ -124,8 +122,7 @@ enum status walk_group(struct walk *k, int64_t layer, struct rotary rotary) {
     struct attn_weights swap = k->from;
     k->from = k->permuted;
     k->permuted = swap;
-    if (k->calib.n_window)
-        status = walk_set(&k->teacher, &k->from);
+    status = walk_set(&k->teacher, &k->from);
 out:
     memory_free(orders);
     return status;
