@@ -196,7 +196,7 @@ struct head_loss_args {
  *   mix(x): x ^= x >> 16; x *= 0x7feb352d; x ^= x >> 15; x *= 0x846ca68b; x ^= x >> 16   (32 bits)
  *   r = mix(mix(low(i) ^ low(seed)) ^ (high(i) + high(seed))) >> 16,   i the element's index,
  *   low and high 32 bits of a number; param = upper 16 bits of ((bits of master as F32) + r)
- * NaN stays NaN as in rounding to nearest. The expected value is master itself. */
+ * A NaN stays one. The expected value is master itself. */
 struct adamw_args {
     struct tensor param;              /* [n] dtype */
     struct tensor master, m, v, grad; /* [n] G */

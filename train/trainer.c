@@ -298,14 +298,13 @@ bool trainer_is_full(const struct trainer *t) {
     return t->losses.n_step == t->losses.n_slot;
 }
 
-/* The batch's side of a step: this one's is on the device before the compute stream goes on, and
- * the next one's goes into the other buffer, which the step before has done with. The host stays at
- * most two steps ahead: it waits until this step's ids, which waited for a step, have arrived. */
+/* The batch's side of a step: this one's ids have arrived, and the next one's go into the other
+ * buffer as soon as the step before has done with it. Since they waited for a step themselves, the
+ * host stays at most two steps ahead of the device. */
 static enum status exchange(struct trainer *t) {
     struct backend *be = t->be;
     if (!t->ahead)
         TRY(load(t, &t->batch[t->turn]));
-    TRY(be->wait(be, STREAM_COMPUTE, STREAM_COPY));
     TRY(be->sync(be, STREAM_COPY));
     TRY(be->wait(be, STREAM_COPY, STREAM_COMPUTE));
     t->ahead = true;
@@ -334,7 +333,7 @@ static enum status blame_gradient(struct trainer *t) {
     const char *name = "all of them together";
     TRY(t->be->sync(t->be, STREAM_COPY));
     TRY(load(t, &t->batch[t->turn]));
-    TRY(t->be->wait(t->be, STREAM_COMPUTE, STREAM_COPY));
+    TRY(t->be->sync(t->be, STREAM_COPY));
     TRY(accumulate(t, &t->batch[t->turn]));
     for (int64_t i = 0; i < t->n_trained; i++) {
         const struct param *p = &t->student->params[t->trained[i].param];

@@ -116,7 +116,7 @@ static uint32_t mix(uint32_t x) {
 static uint16_t rounded(float master, uint64_t seed, int64_t i) {
     uint32_t bits, r = mix(mix((uint32_t)i ^ (uint32_t)seed) ^ (uint32_t)(seed >> 32)) >> 16;
     memcpy(&bits, &master, sizeof bits);
-    return isnan(master) ? f32_to_bf16(master) : (uint16_t)((bits + r) >> 16);
+    return (uint16_t)((bits + r) >> 16);
 }
 
 static void rounding_is_the_documented_one(struct backend *be) {
@@ -132,7 +132,8 @@ static void rounding_is_the_documented_one(struct backend *be) {
     b.master[4] = 0x1p-140f;
     call(be, a, &b);
     int64_t moved = 0;
-    for (int64_t i = 0; i < N; i++) {
+    assert_true(isnan(bf16_to_f32(b.param[0]))); /* which NaN is the device's choice */
+    for (int64_t i = 1; i < N; i++) {
         if (b.param[i] != rounded(b.master[i], a.rounding_seed, i))
             fail_msg("%s: element %lld, %a -> %04x, expected %04x", be->name, (long long)i,
                      (double)b.master[i], b.param[i], rounded(b.master[i], a.rounding_seed, i));
