@@ -1,5 +1,5 @@
-/* Writes a synthetic sharded MHA checkpoint of about `GB` gigabytes (bf16, llama, 32 heads of 64)
- * for bench/convert_stream.sh: bench_make_checkpoint DIR GB */
+/* Writes a synthetic sharded MHA checkpoint of about `GB` gigabytes (bf16, llama, heads of 64,
+ * WIDTH 2048 unless given) for bench/convert_*.sh: bench_make_checkpoint DIR GB [WIDTH] */
 #include "checkpoints/checkpoint.h"
 #include "core/file.h"
 #include "core/rng.h"
@@ -39,13 +39,10 @@ static enum status fill(struct checkpoint_writer *w, const struct tensor_spec *s
     return checkpoint_writer_close(w);
 }
 
-static enum status make(const char *dir, double gigabytes) {
+static enum status make(const char *dir, double gigabytes, int64_t width) {
     static struct model_config c = {.family = "llama",
                                     .n_vocab = 32000,
-                                    .width = 2048,
-                                    .n_head = 32,
                                     .head_dim = 64,
-                                    .n_ff = 5632,
                                     .max_position = 4096,
                                     .norm_eps = 1e-5,
                                     .rope_theta = 10000,
@@ -55,7 +52,11 @@ static enum status make(const char *dir, double gigabytes) {
                                     .dtype = DTYPE_BF16};
     static struct tensor_spec specs[MODEL_MAX_LAYER * 10];
     static char names[MODEL_MAX_LAYER * 10][NAME];
-    double layer = 2.0 * (4.0 * 2048 * 2048 + 3.0 * 2048 * 5632), embed = 2.0 * 32000 * 2048;
+    c.width = width;
+    c.n_head = width / 64;
+    c.n_ff = width * 11 / 4;
+    double side = (double)width, layer = 2.0 * (4 + 3 * 11.0 / 4) * side * side;
+    double embed = 2.0 * 32000 * side;
     c.n_layer = size_max(1, (int64_t)((gigabytes * 1e9 - embed) / layer));
     for (int64_t l = 0; l < c.n_layer; l++)
         c.n_kv_head[l] = (int32_t)c.n_head;
@@ -81,11 +82,13 @@ static enum status make(const char *dir, double gigabytes) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 3 || !(atof(argv[2]) > 0) || atof(argv[2]) > 100) {
-        fprintf(stderr, "usage: bench_make_checkpoint DIR GB\n");
+    int64_t width = argc == 4 ? atoll(argv[3]) : 2048;
+    if (argc < 3 || argc > 4 || !(atof(argv[2]) > 0) || atof(argv[2]) > 100 || width < 64 ||
+        width > 16384 || width % 64) {
+        fprintf(stderr, "usage: bench_make_checkpoint DIR GB [WIDTH]\n");
         return 2;
     }
-    if (make(argv[1], atof(argv[2])) != STATUS_OK) {
+    if (make(argv[1], atof(argv[2]), width) != STATUS_OK) {
         fprintf(stderr, "bench_make_checkpoint: %s\n", status_message());
         return 1;
     }
