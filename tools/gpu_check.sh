@@ -21,16 +21,16 @@ step() { printf '\n== %s (%d s)\n' "$1" $((SECONDS - start)); }
 failed() { echo "FAILED: $1"; failures=$((failures + 1)); }
 
 step "build"
-cmake --preset $preset >"$work/build" 2>&1 && cmake --build --preset $preset >>"$work/build" 2>&1 &&
-  cmake --build --preset $preset --target bench_gpu >>"$work/build" 2>&1 ||
-  { tail -n 40 "$work/build"; exit 1; }
+targets=(regroup bench_gpu tests/cuda_sim/all tests/cuda/all)
+{ cmake --preset $preset && cmake --build --preset $preset --target "${targets[@]}"; } \
+  >"$work/build" 2>&1 || { tail -n 40 "$work/build"; exit 1; }
 build=build-$preset
 $build/regroup --version
 
-step "ops on the device against cpu-ref"
-ops=$(find $build/tests -name test_cuda_ops -type f)
-timeout 180 "$ops" >"$work/ops" 2>&1 || { grep -v '^\[ *\(RUN\|OK\)' "$work/ops" | tail -n 40; failed "op tests"; }
-tail -n 3 "$work/ops"
+step "ops, streams, graphs and training on the device against the CPU"
+timeout 180 ctest --test-dir $build -R '^cuda' -j 4 --output-on-failure >"$work/tests" 2>&1 ||
+  { grep -v '\[ *\(RUN\|OK\)' "$work/tests" | tail -n 60; failed "tests"; }
+grep 'Test *#' "$work/tests" || true
 
 step "compute-sanitizer on small shapes"
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true)
@@ -55,7 +55,7 @@ cat "$work/table"
 if [ -n "$record" ]; then
   { echo "# What one GPU does"
     echo
-    echo "$(sed -n 1p "$work/device"), $(date -u +%F), commit $(git rev-parse --short HEAD);"
+    echo "$(sed -n 1p "$work/device"), $(date -u +%F), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown);"
     echo "made by \`tools/gpu_check.sh --record\`. Limits are measured in the same run."
     echo
     cat "$work/table"; } >"$record"

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 packages=(build-essential cmake ninja-build pkg-config libdnnl-dev libcjson-dev zlib1g-dev
           libpcre2-dev libutf8proc-dev liblapacke-dev libopenblas-openmp-dev libcmocka-dev
-          bible-kjv)
+          libboost-context-dev bible-kjv)
 
 missing=()
 if command -v dpkg-query >/dev/null; then
