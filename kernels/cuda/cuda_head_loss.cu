@@ -1,17 +1,17 @@
 /* The output head and its loss, a tile of rows at a time: fp32 logits of student and teacher by
  * matmul, one kernel that reads each row twice (online log-sum-exp; divergence and gradient), and
  * the gradient back by two matmuls. Tokens x vocabulary never exists beyond one tile.
- * Floor: 6 width + 2 teacher width flops a logit. Not keeping a tile's logits would repeat the
- * forward's share in a second sweep, half as much time again at equal widths; keeping them costs 10
- * bytes of scratch a logit, and what bounds the tile bounds how often d_head is read and written
- * (8 bytes an entry and tile: its matmul hides that from about 1000 rows on, and only under about
- * 300 would the second sweep be cheaper). TILE_BYTES: 1024 rows at a vocabulary of 64 k, 256 at
- * 256 k. */
+ * Floor: 6 width + 2 teacher width flops a logit; not keeping a tile's logits would repeat the
+ * forward's share in a second sweep, half as much time again at equal widths. */
 #include "kernels/cuda/cuda_dispatch.cuh"
 
 #include <cfloat>
 #include <cmath>
 
+/* Keeping logits costs up to 10 bytes of scratch each, and the rows of a tile set how often d_head
+ * is read and written: 8 bytes an entry and tile, which its matmul hides from about 1000 rows on;
+ * only under about 300 would the second sweep be cheaper. TILE_BYTES leaves 1024 rows at a
+ * vocabulary of 64 k, 512 at 128 k, 256 at 256 k. */
 enum { LOSS_BLOCK = 1024, TILE_ROWS = 1024, ROW_STEP = 64, GROUP = 4 };
 static const int64_t TILE_BYTES = (int64_t)640 << 20;
 
