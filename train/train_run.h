@@ -1,9 +1,9 @@
 /* A whole training run: data, models, the loop, its log, evaluations and checkpoints.
  *   OUT/config.resolved.json  every setting, and the environment it ran in
- *   OUT/log.jsonl             {"step", "loss", "ce", "kl", "agree", "grad_norm", "lr", "tokens",
- *                             "tokens_per_s", "seconds"} a step; {"step", "eval": {...}}; objective
- * "attention" has "layer_loss": [...] for "ce", "kl" and "agree" OUT/last, OUT/best        model
- * folders; last with the training state (train/state.h) */
+ *   OUT/log.jsonl        lines {"step", "loss", "ce", "kl", "agree", "grad_norm", "lr", "tokens",
+ *                        "tokens_per_s", "seconds"} ("layer_loss": [...] for the middle three with
+ *                        objective attention) and {"step", "eval": {...}}, as often as log_every
+ *   OUT/last, OUT/best   model folders; last with the training state (train/state.h) */
 #ifndef REGROUP_TRAIN_TRAIN_RUN_H
 #define REGROUP_TRAIN_TRAIN_RUN_H
 
