@@ -43,8 +43,11 @@ struct copy {
     const char *from; /* NULL: zeros */
     size_t bytes;
 };
+struct warp;
 struct thread {
     fiber *on; /* NULL: not started */
+    warp *in;
+    int lane;
     uint3 index;
     site waits; /* what NULL: does not wait */
     int barrier_count;
@@ -59,15 +62,17 @@ struct gathering { /* lanes of a warp on their way to one collective */
     void *lanes[LANES];
 };
 struct warp {
-    int n;
+    int n, n_ready;
+    thread *ready[LANES];
     gathering pending[LANES];
 };
 
 thread threads[MOST_THREADS];
 warp warps[MOST_THREADS / LANES];
 thread *self;
-thread *ready[MOST_THREADS];
-int n_ready, n_ended, n_thread;
+warp *able[MOST_THREADS / LANES],
+    *current; /* those with a thread that is ready; the one that ran */
+int n_able, n_ended, n_thread;
 thread *at_barrier[MOST_THREADS];
 int n_at_barrier, n_true;
 site barrier_at;
@@ -99,12 +104,28 @@ void jump(fiber *from, fiber *to, bool to_host) {
 
 [[noreturn]] void stuck();
 
+void make_ready(thread *t) {
+    warp *w = t->in;
+    t->waits.what = nullptr;
+    if (w->n_ready == 0)
+        able[n_able++] = w;
+    w->ready[w->n_ready++] = t;
+}
+
+/* Any thread that is ready; of the same warp as before mostly, whose stacks are in the cache. */
 thread *draw() {
-    if (!n_ready)
+    if (!n_able)
         return nullptr;
-    uint32_t i = random_below((uint32_t)n_ready);
-    thread *t = ready[i];
-    ready[i] = ready[--n_ready];
+    uint64_t bits = random_bits();
+    if (!current->n_ready || bits % 32 == 0)
+        current = able[random_below((uint32_t)n_able)];
+    uint32_t i = (uint32_t)((bits >> 32) * (uint32_t)current->n_ready >> 32);
+    thread *t = current->ready[i];
+    current->ready[i] = current->ready[--current->n_ready];
+    if (!current->n_ready) {
+        n_able--;
+        *std::find(able, able + n_able, current) = able[n_able];
+    }
     return t;
 }
 void become(thread *t) {
@@ -178,11 +199,6 @@ void fiber_main(transfer_t t) {
     }
 }
 
-void make_ready(thread *t) {
-    t->waits.what = nullptr;
-    ready[n_ready++] = t;
-}
-
 std::string name_of(const thread *t) {
     char text[64];
     snprintf(text, sizeof text, "thread (%u, %u, %u)", t->index.x, t->index.y, t->index.z);
@@ -238,18 +254,23 @@ region *shared_take(size_t bytes, size_t align) {
 }
 
 void run_block() {
-    n_ended = n_ready = n_at_barrier = n_true = 0;
+    n_able = n_ended = n_at_barrier = n_true = 0;
     for (auto &use : in_use)
         region_poison(use.second);
     if (dynamic)
         region_poison(dynamic);
+    for (int i = 0; i <= (n_thread - 1) / LANES; i++)
+        warps[i].n = warps[i].n_ready = 0;
+    current = warps;
     uint3 at = {0, 0, 0};
     for (int i = 0; i < n_thread; i++) {
-        thread *t = ready[n_ready++] = &threads[i];
+        thread *t = &threads[i];
+        t->in = &warps[i / LANES];
+        t->lane = i % LANES;
+        make_ready(t);
         t->on = nullptr;
         t->index = at;
         t->ended = false;
-        t->waits.what = nullptr;
         t->copies.clear();
         t->groups.clear();
         t->uncommitted = 0;
@@ -261,8 +282,6 @@ void run_block() {
             }
         }
     }
-    for (int i = 0; i <= (n_thread - 1) / LANES; i++)
-        warps[i].n = 0;
     thread *first = draw();
     become(first);
     first->on = fiber_take();
@@ -350,13 +369,13 @@ void *shared_dynamic() {
 }
 
 int lane() {
-    return (int)((self - threads) % LANES);
+    return self->lane;
 }
 
 void give_way() {
-    if (!n_ready)
+    if (!n_able)
         return;
-    ready[n_ready++] = self;
+    make_ready(self);
     suspend();
 }
 
@@ -388,8 +407,8 @@ void collective(unsigned mask, const site &at, void *argument,
                 void (*compute)(void **lanes, unsigned mask)) {
     if (!self)
         die("%s outside a kernel", at.what);
-    int me = lane();
-    warp &w = warps[(self - threads) / LANES];
+    int me = self->lane;
+    warp &w = *self->in;
     if (!(mask >> me & 1u))
         die("%s: %s (%s:%d) with mask %08x, which lacks this lane (%d)", where_now().c_str(),
             at.what, at.file, at.line, mask, me);
@@ -401,9 +420,11 @@ void collective(unsigned mask, const site &at, void *argument,
         diverged(at, g->at);
     if (!g) { /* others, with another mask, may still be on their way somewhere else */
         g = &w.pending[w.n++];
-        memset(g, 0, sizeof *g);
         g->mask = mask;
+        g->arrived = 0;
         g->at = at;
+        if (~mask)
+            memset(g->lanes, 0, sizeof g->lanes);
     }
     g->arrived |= 1u << me;
     g->lanes[me] = argument;
@@ -413,7 +434,9 @@ void collective(unsigned mask, const site &at, void *argument,
         return;
     }
     compute(g->lanes, mask);
-    *g = w.pending[--w.n];
+    w.n--;
+    if (g != &w.pending[w.n])
+        *g = w.pending[w.n];
     thread *first = self - me;
     for (int i = 0; i < LANES; i++)
         if (mask >> i & 1u && i != me)

@@ -133,7 +133,8 @@ int main(int argc, char **argv) {
     (void)argc;
     wanted = argv + 1;
     if (backend_open("cpu-ref", &oracle) != STATUS_OK ||
-        op_yardstick_open(&yardstick) != STATUS_OK || backend_open("cuda", &cuda) != STATUS_OK) {
+        op_yardstick_tensor_open(&yardstick) != STATUS_OK ||
+        backend_open("cuda", &cuda) != STATUS_OK) {
         fprintf(stderr, "%s\n", status_message());
 #ifdef REGROUP_CUDA_SIM
         return 1;
