@@ -6,6 +6,7 @@
 #include "core/parallel.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static enum status write_results(const struct evaluator *e, const struct evaluation *models,
@@ -58,7 +59,7 @@ out:
 
 enum status cmd_eval(int argc, char **argv) {
     struct eval_args args;
-    const char *backend = "auto", *json_path = NULL;
+    const char *backend = "auto", *attention = NULL, *json_path = NULL;
     struct string_list dirs;
     int64_t threads = 0;
     bool help = false;
@@ -73,6 +74,11 @@ enum status cmd_eval(int argc, char **argv) {
          .value = &backend,
          .choices = backend_names(),
          .help = "where to compute"},
+        {.key = "attention",
+         .type = OPTION_STRING,
+         .value = &attention,
+         .choices = "auto|own|cudnn",
+         .help = "its kernels on cuda; auto measures, own and cudnn repeat every bit"},
         {.key = "threads",
          .type = OPTION_INT,
          .value = &threads,
@@ -123,6 +129,8 @@ enum status cmd_eval(int argc, char **argv) {
     }
     if (threads)
         parallel_set_threads((int)threads);
+    if (attention)
+        setenv("REGROUP_ATTENTION", attention, 1);
     status = evaluate_all(o, backend, &dirs, json_path);
 out:
     arena_free(&arena);

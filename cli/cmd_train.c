@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void print_help(const struct option *options, int n) {
@@ -56,7 +57,7 @@ static enum status print_result(const struct train_config *c, const struct train
 
 static enum status run(int argc, char **argv, struct arena *arena) {
     bool resume = false, force = false, json = false, quiet = false, help = false;
-    const char *device = NULL;
+    const char *device = NULL, *attention = NULL;
     struct string_list sets = {0}, paths;
     struct option options[] = {
         {.key = "set",
@@ -68,6 +69,11 @@ static enum status run(int argc, char **argv, struct arena *arena) {
          .value = &device,
          .choices = backend_names(),
          .help = "where it runs; instead of the key backend"},
+        {.key = "attention",
+         .type = OPTION_STRING,
+         .value = &attention,
+         .choices = "auto|own|cudnn",
+         .help = "its kernels on cuda; auto measures, own and cudnn repeat every bit"},
         {.key = "resume",
          .type = OPTION_BOOL,
          .value = &resume,
@@ -102,6 +108,8 @@ static enum status run(int argc, char **argv, struct arena *arena) {
     TRY(train_config_load(paths.items[0], &sets, arena, &config));
     if (device)
         config.backend = device;
+    if (attention)
+        setenv("REGROUP_ATTENTION", attention, 1);
     TRY(train_run(&config, resume ? TRAIN_RESUME : force ? TRAIN_FORCE : TRAIN_NEW, &result));
     return print_result(&config, &result, json);
 }

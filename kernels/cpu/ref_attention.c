@@ -4,6 +4,14 @@
 
 #include <math.h>
 
+/* P and dS as the operand of a product: tensor cores take it in the compute dtype. The tests build
+ * this file so as the yardstick of kernels that run there. */
+#ifdef REF_TENSOR_CORES
+#define OPERAND(dtype, v) ref_round(dtype, v)
+#else
+#define OPERAND(dtype, v) (v)
+#endif
+
 static int64_t at(const struct heads *x, int64_t b, int64_t t, int64_t h) {
     return b * x->batch + t * x->row + h * x->head;
 }
@@ -46,7 +54,8 @@ static enum status ref_attention(struct backend *be, const struct attention_args
                 for (int64_t c = 0; c < a->head_dim; c++) {
                     real o = 0;
                     for (int64_t j = first; j < end; j++)
-                        o += p[j] * ref_get(a->v.data, a->kv_dtype, at(&a->v, b, j, h / group) + c);
+                        o += OPERAND(a->dtype, p[j]) *
+                             ref_get(a->v.data, a->kv_dtype, at(&a->v, b, j, h / group) + c);
                     ref_put(a->o.data, a->dtype, oi + c, end > first ? o / sum : 0);
                 }
                 if (a->lse)
@@ -80,11 +89,12 @@ static enum status ref_attention_bwd(struct backend *be, const struct attention_
                         real s = (real)a->scale * dot(&a->q, t, qi, &a->k, a->kv_dtype, ki, d);
                         real p = (real)exp((double)(s - lse));
                         real dp = dot(&args->d_o, t, di, &a->v, a->kv_dtype, vi, d);
-                        real ds = (real)a->scale * p * (dp - D);
+                        real ds = OPERAND(t, (real)a->scale * p * (dp - D));
+                        real weight = OPERAND(t, p);
                         for (int64_t c = 0; c < d; c++) {
                             dq[c] += ds * ref_get(a->k.data, a->kv_dtype, ki + c);
                             dk[j * d + c] += ds * ref_get(a->q.data, t, qi + c);
-                            dv[j * d + c] += p * ref_get(args->d_o.data, t, di + c);
+                            dv[j * d + c] += weight * ref_get(args->d_o.data, t, di + c);
                         }
                     }
                     for (int64_t c = 0; c < d; c++)

@@ -81,5 +81,7 @@ enum status op_call(struct backend *be, const struct op_case *c, enum dtype dtyp
 
 /* cpu-ref computing in single precision: the yardstick for low-precision code. */
 enum status op_yardstick_open(struct backend **out) MUST_USE;
+/* The same, attention's P and dS rounded as tensor cores take them. */
+enum status op_yardstick_tensor_open(struct backend **out) MUST_USE;
 
 #endif

@@ -160,11 +160,18 @@ enum status op_call(struct backend *be, const struct op_case *c, enum dtype dtyp
 void yardstick_fill_ops(struct backend *be);
 void yardstick_fill_attention(struct backend *be);
 void yardstick_fill_loss(struct backend *be);
+void yardstick_tensor_fill_attention(struct backend *be);
 
 enum status op_yardstick_open(struct backend **out) {
     TRY(backend_open("cpu-ref", out));
     yardstick_fill_ops(*out);
     yardstick_fill_attention(*out);
     yardstick_fill_loss(*out);
+    return STATUS_OK;
+}
+
+enum status op_yardstick_tensor_open(struct backend **out) {
+    TRY(op_yardstick_open(out));
+    yardstick_tensor_fill_attention(*out);
     return STATUS_OK;
 }
