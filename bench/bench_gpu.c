@@ -1,7 +1,7 @@
 /* The GPU table: attention, output head with loss, AdamW, a distillation step and decoding, each as
  * a share of what the device does in the same run: its matmul rate, or its copy bandwidth.
  *   bench_gpu [--tiny] [--backend NAME] [SECTION ...]
- * Sections: attention loss adamw step decode. --tiny: shapes of a few rows, which prove the program
+ * Sections: attention loss adamw model. --tiny: shapes of a few rows, which prove the program
  * where there is no GPU. Times are the best of several batches of calls between two syncs. */
 #include "core/log.h"
 #include "core/rng.h"
@@ -322,10 +322,8 @@ static enum status time_steps(const struct model *teacher, struct trainer *t, in
     return STATUS_OK;
 }
 
-static enum status bench_step(void) {
-    struct model_config mha = one_billion(tiny ? 4 : 32), gqa = one_billion(tiny ? 1 : 8);
+static enum status bench_step(struct model *teacher, struct model *student) {
     struct train_config c = train_config_default();
-    struct model *teacher = NULL, *student = NULL;
     struct trainer t = {0};
     struct token_data data = {0};
     struct rng rng = rng_seed(3);
@@ -336,54 +334,57 @@ static enum status bench_step(void) {
     data.n = 4 * c.batch * c.seq_len + 1;
     TRY_OUT(memory_alloc(data.n, sizeof *data.ids, "tokens", &data.ids));
     for (int64_t i = 0; i < data.n; i++)
-        data.ids[i] = (int32_t)rng_below(&rng, mha.n_vocab);
-    TRY_OUT(model_new(&mha, be, DTYPE_BF16, 1, &teacher));
-    TRY_OUT(model_new(&gqa, be, DTYPE_BF16, 2, &student));
+        data.ids[i] = (int32_t)rng_below(&rng, student->config.n_vocab);
     TRY_OUT(trainer_open(&c, be, student, teacher, &data, &t));
     TRY_OUT(time_steps(teacher, &t, tiny ? 2 : 5));
 out:
     if (t.be)
         trainer_close(&t);
-    model_close(student);
-    model_close(teacher);
     memory_free(data.ids);
     return status;
 }
 
-static enum status decode(const struct model_config *c, const char *what) {
+static enum status bench_decode(const struct model *m, const char *what) {
     const struct speed_options o = {.context = tiny ? 16 : 8192,
                                     .n_batch = tiny ? 2 : 16,
                                     .n_decode = tiny ? 4 : 64,
                                     .n_repeat = tiny ? 1 : 3};
-    struct model *m;
     struct speed s;
     char shape[64];
-    TRY(model_new(c, be, DTYPE_BF16, 1, &m));
-    enum status status = speed_measure(m, &o, &s);
+    TRY(speed_measure(m, &o, &s));
     double weights = 2 * (double)model_param_count(m);
-    model_close(m);
-    TRY(status);
     double cache =
         (double)o.n_batch * s.cache_bytes_per_token * ((double)o.context + (double)o.n_decode / 2);
     double steps = s.decode.max / (double)o.n_batch;
-    snprintf(shape, sizeof shape, "G%d, batch %lld, context %lld", c->n_kv_head[0],
+    snprintf(shape, sizeof shape, "G%d, batch %lld, context %lld", m->config.n_kv_head[0],
              (long long)o.n_batch, (long long)o.context);
     row(what, shape, s.decode.max, "tokens/s", steps * (weights + cache) / copy_rate, "copy");
     return STATUS_OK;
 }
 
-static enum status bench_decode(void) {
+static enum status bench_model(void) {
     struct model_config mha = one_billion(tiny ? 4 : 32), gqa = one_billion(tiny ? 1 : 8);
-    TRY(decode(&mha, "decode, MHA"));
-    return decode(&gqa, "decode, GQA");
+    struct model *teacher = NULL, *student = NULL;
+    enum status status;
+    TRY_OUT(model_new(&mha, be, DTYPE_BF16, 1, &teacher));
+    TRY_OUT(model_new(&gqa, be, DTYPE_BF16, 2, &student));
+    TRY_OUT(bench_step(teacher, student));
+    TRY_OUT(bench_decode(teacher, "decode, MHA"));
+    TRY_OUT(bench_decode(student, "decode, GQA"));
+out:
+    model_close(student);
+    model_close(teacher);
+    return status;
 }
 
 static const struct {
     const char *name;
     enum status (*run)(void);
 } sections[] = {
-    {"attention", bench_attention}, {"loss", bench_loss},     {"adamw", bench_adamw},
-    {"step", bench_step},           {"decode", bench_decode},
+    {"attention", bench_attention},
+    {"loss", bench_loss},
+    {"adamw", bench_adamw},
+    {"model", bench_model},
 };
 
 static enum status bench(const char *backend, char **wanted, int n_wanted) {

@@ -6,11 +6,11 @@
 #                                        this script where there is no GPU; its times mean nothing
 set -euo pipefail
 cd "$(dirname "$0")/.."
-preset=cuda record='' bench_args=()
+preset=cuda record='' bench_args=() test_limit=180
 while [ $# -gt 0 ]; do
   case $1 in
     --record) record=${2:?--record needs a file}; shift 2 ;;
-    --sim) preset=cuda-sim bench_args=(--tiny); shift ;;
+    --sim) preset=cuda-sim bench_args=(--tiny) test_limit=900; shift ;;
     *) sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
   esac
 done
@@ -28,8 +28,8 @@ build=build-$preset
 $build/regroup --version
 
 step "ops, streams, graphs and training on the device against the CPU"
-timeout 180 ctest --test-dir $build -R '^cuda' -j 4 --output-on-failure >"$work/tests" 2>&1 ||
-  { grep -v '\[ *\(RUN\|OK\)' "$work/tests" | tail -n 60; failed "tests"; }
+timeout $test_limit ctest --test-dir $build -R '^cuda' -j 4 --output-on-failure >"$work/tests" 2>&1 ||
+  { grep -v '\[ *\(RUN\|OK\)' "$work/tests" | tail -n 60; failed "tests (limit: $test_limit s)"; }
 grep 'Test *#' "$work/tests" || true
 
 step "compute-sanitizer on small shapes"
