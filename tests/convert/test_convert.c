@@ -362,6 +362,23 @@ static void passes_strangers_and_stray_heads_through(void **state) {
     checkpoint_close(b);
 }
 
+static void refuses_norms_of_heads(void **state) {
+    (void)state;
+    static const float gain[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    const char *norm = "model.layers.1.self_attn.k_norm.weight";
+    make_model("m", 2, false, DTYPE_F32);
+    add_tensor("m", "normed", norm, DTYPE_F32, 8, 0, gain, NULL);
+    convert_ok("normed", "out", 4, MERGE_REPEAT, DTYPE_COUNT);
+    for (int m = MERGE_MEAN; m < MERGE_COUNT; m++) {
+        if (m == MERGE_REPEAT)
+            continue;
+        assert_int_equal(convert("normed", "bad", 1, (enum merge_method)m, DTYPE_COUNT),
+                         STATUS_FAILED);
+        assert_non_null(strstr(status_message(), norm));
+        assert_false(path_exists(at("bad")));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keeps_bytes_when_the_count_stays),
@@ -372,6 +389,7 @@ int main(void) {
         cmocka_unit_test(reports_what_is_not_finite),
         cmocka_unit_test(holds_tensors_to_the_configuration),
         cmocka_unit_test(passes_strangers_and_stray_heads_through),
+        cmocka_unit_test(refuses_norms_of_heads),
     };
     return cmocka_run_group_tests(tests, make_dir, drop_dir);
 }
