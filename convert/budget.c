@@ -36,7 +36,9 @@ static double loss_unit(const struct budget_layer *layers, int64_t n_layer) {
     for (int64_t l = 0; l < n_layer; l++)
         for (int64_t i = 0; i < layers[l].n; i++)
             largest = fmax(largest, layers[l].candidates[i].loss);
-    return largest > 0 ? largest * 0x1p-40 : 1;
+    int exponent; /* a power of two: short sums stay what they are */
+    frexp(largest, &exponent);
+    return largest > 0 ? ldexp(1, exponent - 40) : 1;
 }
 
 enum status budget_choose(struct budget_layer *layers, int64_t n_layer, int64_t most) {

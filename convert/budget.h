@@ -8,8 +8,9 @@
  * fewer; losses unknown. Lives in the plan's arena. */
 enum status budget_candidates(struct convert_plan *p) MUST_USE;
 /* Sets `chosen` in each layer: the least sum of losses with at most `most` heads together, exactly
- * (dynamic programming; losses in steps of 2^-40 of the largest); among equal sums the one with the
- * least sum of squared counts, that is few and even ones; then fewer heads in the first layers. */
+ * (dynamic programming; losses in steps of about 2^-40 of the largest); among equal sums the one
+ * with the least sum of squared counts, that is few and even ones; then fewer heads in the first
+ * layers. */
 enum status budget_choose(struct budget_layer *layers, int64_t n_layer, int64_t most) MUST_USE;
 /* The largest count that every layer can have with at most `most` heads together; 0: none. */
 int64_t budget_uniform(const struct budget_layer *layers, int64_t n_layer, int64_t most);

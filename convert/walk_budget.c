@@ -41,7 +41,7 @@ static enum status run_loss(struct walk *k, int64_t layer, const struct referenc
     return STATUS_OK;
 }
 
-/* Candidates [first, last) at once: one pass over the windows. */
+/* n candidates at once, none too: one pass over the windows. */
 static enum status some_losses(struct walk *k, int64_t layer, struct budget_candidate *first,
                                int64_t n, bool advance, const struct reference *r, float *out) {
     struct rotary rotary = {.dims = k->p->config.head_dim};
@@ -89,11 +89,11 @@ enum status walk_losses(struct walk *k, int64_t layer) {
         memcpy(r.in, k->x_teacher.data + c->n_train * row, (size_t)(r.n_window * row) * 4);
         TRY_OUT(run_layer(&k->teacher, &r, w, r.out));
     }
-    for (int64_t i = 1; i < b->n; i += MAX_PARTITION)
+    int64_t i = 1;
+    do /* also with nothing to choose: the stream moves on */
         TRY_OUT(some_losses(k, layer, b->candidates + i, size_min(MAX_PARTITION, b->n - i),
                             i + MAX_PARTITION >= b->n, &r, out));
-    if (b->n == 1) /* nothing to choose: only on to the next layer */
-        status = walk_measure(k, layer, true);
+    while ((i += MAX_PARTITION) < b->n);
 out:
     memory_free(r.in);
     memory_free(r.out);

@@ -127,7 +127,16 @@ struct resume_case {
     enum dtype file_dtype;
     const char *trainable;
     bool stochastic_rounding;
+    int64_t kv_heads_of_layer_1; /* layer 0 has 2; 0: as many */
 };
+
+static const char *write_mixed(int64_t kv_heads_of_layer_1, enum dtype dtype) {
+    struct model_config c = hash_model_config(2, false, true);
+    c.n_kv_head[1] = (int32_t)kv_heads_of_layer_1;
+    OK(dir_remove(in_folder("student")));
+    OK(hash_model_write(in_folder("student"), &c, 1, dtype));
+    return in_folder("student");
+}
 
 static void resumed_equals_uninterrupted(void **state) {
     const struct resume_case *how = *state;
@@ -136,7 +145,10 @@ static void resumed_equals_uninterrupted(void **state) {
     straight.dtype = how->dtype;
     straight.stochastic_rounding = how->stochastic_rounding;
     straight.trainable = one(how->trainable);
-    straight.student = write_model("student", 2, true, 1, how->file_dtype);
+    if (how->kv_heads_of_layer_1)
+        straight.student = write_mixed(how->kv_heads_of_layer_1, how->file_dtype);
+    else
+        straight.student = write_model("student", 2, true, 1, how->file_dtype);
     halves = straight;
     halves.out = in_folder("halves");
     OK(dir_remove(halves.out));
@@ -153,6 +165,12 @@ static void resumed_equals_uninterrupted(void **state) {
     same_file(straight.out, halves.out, "last/model.safetensors");
     same_file(straight.out, halves.out, "last/config.json");
     same_file(straight.out, halves.out, "last/training/state.safetensors");
+    if (how->kv_heads_of_layer_1) {
+        struct model_config saved;
+        OK(model_config_load(in_folder("straight/last"), &saved));
+        assert_int_equal(saved.n_kv_head[0], 2);
+        assert_int_equal(saved.n_kv_head[1], how->kv_heads_of_layer_1);
+    }
     struct text x = {0}, y = {0};
     assert_int_equal(timeless_log(straight.out, &x), 6 + 4); /* evaluations at 0, 2, 4, 6 */
     assert_int_equal(timeless_log(halves.out, &y), 6 + 5);
@@ -497,13 +515,18 @@ static int teardown(void **state) {
 }
 
 int main(void) {
-    static struct resume_case f32 = {"distill", "f32", DTYPE_F32, "all", false},
-                              bf16 = {"distill", "bf16", DTYPE_BF16, "all", false},
-                              part = {"distill", "f32", DTYPE_BF16, "attention", false},
-                              half = {"distill", "bf16", DTYPE_F16, "*norm*", false},
-                              chance = {"distill", "bf16", DTYPE_F16, "all", true},
-                              layers = {"attention", "f32", DTYPE_F32, "attention", false},
-                              layers16 = {"attention", "bf16", DTYPE_BF16, "*[kv]_proj*", true};
+    static struct resume_case f32 = {"distill", "f32", DTYPE_F32, "all", false, 0},
+                              bf16 = {"distill", "bf16", DTYPE_BF16, "all", false, 0},
+                              part = {"distill", "f32", DTYPE_BF16, "attention", false, 0},
+                              half = {"distill", "bf16", DTYPE_F16, "*norm*", false, 0},
+                              chance = {"distill", "bf16", DTYPE_F16, "all", true, 0},
+                              layers = {"attention", "f32", DTYPE_F32, "attention", false, 0},
+                              layers16 = {"attention", "bf16", DTYPE_BF16, "*[kv]_proj*", true, 0},
+                              mixed = {.objective = "distill",
+                                       .dtype = "f32",
+                                       .file_dtype = DTYPE_BF16,
+                                       .trainable = "all",
+                                       .kv_heads_of_layer_1 = 4};
     static char distill[] = "distill", attention[] = "attention";
     const struct CMUnitTest tests[] = {
         {"resumed == uninterrupted, f32", resumed_equals_uninterrupted, NULL, NULL, &f32},
@@ -514,6 +537,8 @@ int main(void) {
         {"resumed == uninterrupted, layers", resumed_equals_uninterrupted, NULL, NULL, &layers},
         {"resumed == uninterrupted, layers bf16", resumed_equals_uninterrupted, NULL, NULL,
          &layers16},
+        {"resumed == uninterrupted, layers of 2 and 4 KV heads", resumed_equals_uninterrupted, NULL,
+         NULL, &mixed},
         cmocka_unit_test(a_changed_run_is_refused),
         cmocka_unit_test(two_runs_in_one_folder_are_refused),
         cmocka_unit_test(a_damaged_state_is_refused),
