@@ -58,7 +58,13 @@ class device_access {
     device_access();
     ~device_access();
 };
-constexpr size_t SHARED_LIMIT = 227 * 1024, STATIC_SHARED_LIMIT = 48 * 1024;
+constexpr size_t STATIC_SHARED_LIMIT = 48 * 1024;
+struct gpu { /* by REGROUP_SIM_SM: 80 is an A100, 90 (the default) an H200 */
+    const char *name;
+    int major, n_multiprocessor, l2_mib;
+    size_t shared_limit; /* of a block */
+};
+const gpu &chip();
 
 void run_grid(const char *kernel, dim3 grid, dim3 block, size_t shared_bytes,
               const std::function<void()> &body);

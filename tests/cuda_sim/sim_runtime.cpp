@@ -7,6 +7,15 @@
 using namespace cuda_sim;
 
 namespace cuda_sim {
+const gpu &chip() {
+    static const gpu a100 = {"simulated A100", 8, 108, 40, 163 * 1024},
+                     h200 = {"simulated H200", 9, 132, 60, 227 * 1024};
+    const char *sm = getenv("REGROUP_SIM_SM");
+    if (sm && strcmp(sm, "80") && strcmp(sm, "90"))
+        die("REGROUP_SIM_SM is '%s'; expected 80 or 90", sm);
+    return sm && !strcmp(sm, "80") ? a100 : h200;
+}
+
 static int64_t n_malloc;
 static size_t in_use_bytes, limit_bytes = (size_t)4 << 30;
 
@@ -156,11 +165,11 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
     if (no_device() || device != 0)
         return set_error(no_device() ? cudaErrorNoDevice : cudaErrorInvalidDevice);
     *out = {};
-    snprintf(out->name, sizeof out->name, "simulated H200");
+    snprintf(out->name, sizeof out->name, "%s", chip().name);
     out->totalGlobalMem = limit_bytes;
     out->sharedMemPerBlock = STATIC_SHARED_LIMIT;
-    out->sharedMemPerBlockOptin = SHARED_LIMIT;
-    out->sharedMemPerMultiprocessor = SHARED_LIMIT + 1024;
+    out->sharedMemPerBlockOptin = chip().shared_limit;
+    out->sharedMemPerMultiprocessor = chip().shared_limit + 1024;
     out->regsPerBlock = 65536;
     out->warpSize = 32;
     out->maxThreadsPerBlock = 1024;
@@ -168,10 +177,10 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
     out->maxThreadsDim[2] = 64;
     out->maxGridSize[0] = 0x7fffffff;
     out->maxGridSize[1] = out->maxGridSize[2] = 65535;
-    out->major = 9;
-    out->multiProcessorCount = 132;
+    out->major = chip().major;
+    out->multiProcessorCount = chip().n_multiprocessor;
     out->memoryBusWidth = 6144;
-    out->l2CacheSize = 60 << 20;
+    out->l2CacheSize = chip().l2_mib << 20;
     out->maxThreadsPerMultiProcessor = 2048;
     out->maxBlocksPerMultiProcessor = 32;
     return cudaSuccess;
@@ -232,9 +241,9 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
     return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute, int value) {
-    if (!function || value < 0 || (size_t)value > SHARED_LIMIT)
+    if (!function || value < 0 || (size_t)value > chip().shared_limit)
         die("cudaFuncSetAttribute: %d bytes of shared memory, a block has %zu", value,
-            SHARED_LIMIT);
+            chip().shared_limit);
     return cudaSuccess;
 }
 
@@ -334,9 +343,9 @@ void launch(const char *as_written, dim3 grid, dim3 block, int64_t shared_bytes,
     if (!blocks || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
         die("kernel %s (%s:%d): grid (%u, %u, %u): x is at most 2^31 - 1, y and z 65535, none 0",
             kernel, file, line, grid.x, grid.y, grid.z);
-    if (shared_bytes < 0 || (uint64_t)shared_bytes > SHARED_LIMIT)
+    if (shared_bytes < 0 || (uint64_t)shared_bytes > chip().shared_limit)
         die("kernel %s (%s:%d): %lld bytes of shared memory, a block has %zu", kernel, file, line,
-            (long long)shared_bytes, SHARED_LIMIT);
+            (long long)shared_bytes, chip().shared_limit);
     (void)enqueue(stream, kernel,
                   [=] { run_grid(kernel, grid, block, (size_t)shared_bytes, body); });
 }

@@ -351,9 +351,9 @@ void shared_make(shared_slot *slot) {
     if (total > STATIC_SHARED_LIMIT)
         die("%s: static shared arrays take %zu bytes, a block has %zu", where_now().c_str(), total,
             STATIC_SHARED_LIMIT);
-    if (total + (dynamic ? dynamic->bytes : 0) > SHARED_LIMIT)
+    if (total + (dynamic ? dynamic->bytes : 0) > chip().shared_limit)
         die("%s: shared memory takes %zu bytes, a block has %zu", where_now().c_str(),
-            total + dynamic->bytes, SHARED_LIMIT);
+            total + dynamic->bytes, chip().shared_limit);
     region *r = shared_take(slot->bytes, 16);
     region_poison(r);
     r->name = slot->name;
