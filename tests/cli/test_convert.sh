@@ -46,6 +46,10 @@ grep -q '"torch_dtype": "float16"' "$tmp/f16/config.json" || fail "torch_dtype"
 grep -q 'tensor model.norm.weight: .* too large for F16' "$tmp/warned" || fail "silent overflow: $(cat "$tmp/warned")"
 
 expect 2 'give --kv-heads N, or --kv-budget' "$regroup" convert "$m" "$tmp/none"
+expect 2 'give --kv-heads N, or --kv-budget' "$regroup" convert "$m" "$tmp/none" --kv-heads 1 --kv-budget 50%
+for share in 25 0% 101% 5x%; do
+  expect 2 "expected a share" "$regroup" convert "$m" "$tmp/none" --kv-budget "$share"
+done
 expect 2 "method.*expected one of" "$regroup" convert "$m" "$tmp/none" --kv-heads 2 --method average
 expect 2 "expected a size" "$regroup" convert "$m" "$tmp/none" --kv-heads 2 --max-shard-size lots
 expect 2 "expected a model folder and an output" "$regroup" convert "$m" --kv-heads 2

@@ -82,4 +82,17 @@ changed=$(find out -newer stamp -type f ! -name 'report.*' | head -3)
 [ -z "$changed" ] || fail "a complete run wrote $changed"
 expect 1 "another configuration.*'train.steps'" run run.json --set train.steps=13
 expect 1 "another configuration.*'kv_heads'" run run.json --set kv_heads=2
+
+# Shares of the cache stand beside counts, in the same curve.
+expect 2 'expected a share' run run.json --set kv_budget=75 --set out=other
+expect 2 'ask for mean-kv75pct twice' run run.json --set kv_budget=75%,75% --set out=other
+[ ! -e other ] || fail "a refused run left something behind"
+expect 0 'fit-kv75pct' sweep teacher/best swept --kv-heads 2 --kv-budget 75%,50% --methods fit --tokens ids.u16 \
+  --window 16 --context 16 --decode-steps 2 --repeats 1
+grep -q 'regroup alone can load' err || fail "no warning that layers differ"
+grep -q '"kv_budget":.*"75%"' swept/run.json || fail "the budget is not in run.json"
+grep -qE 'fit-kv75pct.*GQA, 2-4 of 4' swept/report.md || fail "the heads of a budget are not in the report"
+from=$(grep -o '"bytes_per_token_formula": *[0-9]*' swept/eval/teacher.json | grep -o '[0-9]*$')
+to=$(grep -o '"bytes_per_token_formula": *[0-9]*' swept/eval/fit-kv75pct-converted.json | grep -o '[0-9]*$')
+[ $((4 * to)) = $((3 * from)) ] || fail "75% of $from bytes per token is not $to"
 echo "ok: $kills kills"
