@@ -2,7 +2,7 @@
 # check_ptxas.sh OBJECTS [--table]: reads what ptxas said when the build compiled the kernels
 # (tools/ptxas_log.sh). Attention, norm and loss kernels must not spill nor keep arrays in local
 # memory at head_dim 64 and 128, for either architecture; no kernel may pass the static limit of
-# shared memory. --table prints the kernels checked as Markdown, for docs/cuda.md.
+# shared memory. --table prints the checked kernels that compute in bf16 as Markdown, for docs/cuda.md.
 set -eu
 objects=$1 table=${2:-}
 command -v c++filt >/dev/null || { echo "c++filt (binutils) is not here"; exit 77; }
@@ -20,11 +20,8 @@ kernels=$(find "$objects" -name '*.cu.o.ptxas' | sort | while read -r log; do
     }' "$log"
 done | c++filt -p | sed -E 's/ void / /; s/__nv_bfloat16/bf16/g')
 
-if [ "$table" = --table ]; then
-  echo "| kernel | GPU | registers | stack | spills | static shared memory |"
-  echo "|---|---|---|---|---|---|"
-fi
 bad=0 checked=0
+declare -A rows
 while read -r file sm registers stack spill shared kernel; do
   [ -n "$file" ] || continue
   if [ "$shared" -gt 49152 ]; then
@@ -35,7 +32,7 @@ while read -r file sm registers stack spill shared kernel; do
   # attention's first template argument, when it is a number, is head_dim
   [[ $file == cuda_attention* && $kernel =~ \<([0-9]+) && ! ${BASH_REMATCH[1]} =~ ^(64|128)$ ]] && continue
   checked=$((checked + 1))
-  [ "$table" != --table ] || echo "| \`$kernel\` | $sm | $registers | $stack | $spill | $shared |"
+  [[ $kernel == *float* ]] || rows[$file/$kernel]+=" | $sm: $registers, $stack, $spill, $shared"
   if [ "$stack" -ne 0 ] || [ "$spill" -ne 0 ]; then
     echo "$kernel ($file, $sm): $stack bytes of stack, $spill bytes of spills; both must be 0"
     bad=1
@@ -46,5 +43,11 @@ for file in cuda_attention_fwd cuda_attention_bwd cuda_attention_decode cuda_nor
     grep -q "^$file $sm " <<<"$kernels" || { echo "nothing of $file for $sm was seen"; bad=1; }
   done
 done
-[ "$table" = --table ] || echo "$checked kernels checked of $(wc -l <<<"$kernels")"
+if [ "$table" = --table ]; then
+  echo "| kernel | GPU: registers, bytes of stack, of spills, of static shared memory | the same |"
+  echo "|---|---|---|"
+  for name in "${!rows[@]}"; do echo "| \`${name#*/}\`${rows[$name]} |"; done | sort -V
+else
+  echo "$checked kernels checked of $(wc -l <<<"$kernels")"
+fi
 exit $bad
