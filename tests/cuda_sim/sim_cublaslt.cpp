@@ -31,7 +31,7 @@ struct cublasLtMatmulPreferenceSim {
 
 namespace {
 using layout = cublasLtMatrixLayoutSim;
-std::set<const void *> alive; /* handles, descriptors, layouts, preferences */
+auto &alive = *new std::set<const void *>; /* handles, descriptors, layouts, preferences */
 
 void check_alive(const char *call, const void *p) {
     if (!alive.count(p))

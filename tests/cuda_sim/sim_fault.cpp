@@ -49,7 +49,7 @@ void on_fault(int signal, siginfo_t *info, void *context) {
 
 /* Again before every piece of work: a test's framework may have put its own in between. */
 void fault_handler_install() {
-    static thread_local bool has_stack;
+    static thread_local void *has_stack;
     if (!has_stack) {
         constexpr size_t size = 128 * 1024;
         stack_t stack = {};
@@ -57,7 +57,7 @@ void fault_handler_install() {
         stack.ss_size = size;
         if (!stack.ss_sp || sigaltstack(&stack, nullptr))
             die("no stack for signals");
-        has_stack = true;
+        has_stack = stack.ss_sp;
     }
     struct sigaction action = {};
     action.sa_sigaction = on_fault;

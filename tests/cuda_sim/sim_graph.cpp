@@ -8,8 +8,8 @@ std::vector<capture *> captures;
 
 namespace {
 uint64_t n_capture;
-std::set<CUgraph_st *> graphs;
-std::set<CUgraphExec_st *> executables;
+auto &graphs = *new std::set<CUgraph_st *>;
+auto &executables = *new std::set<CUgraphExec_st *>;
 
 void run_graph(const std::vector<node> &nodes) {
     std::vector<bool> done(nodes.size());

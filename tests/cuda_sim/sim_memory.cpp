@@ -2,6 +2,7 @@
  * filled with NaN, never handed out twice; canaries in what alignment leaves over. */
 #include "sim_internal.h"
 
+#include <array>
 #include <map>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,13 +17,14 @@ struct arena {
     char *base, *next;
     std::map<const char *, region *> live, freed; /* by base; freed ones for messages */
 };
-arena arenas[] = {{(size_t)1 << 40, nullptr, nullptr, {}, {}},
-                  {(size_t)1 << 38, nullptr, nullptr, {}, {}},
-                  {(size_t)1 << 36, nullptr, nullptr, {}, {}}};
+/* By space. Never destroyed, like all that the simulator holds: memory may be freed at exit. */
+auto &arenas = *new std::array<arena, 3>{{{(size_t)1 << 40, nullptr, nullptr, {}, {}},
+                                          {(size_t)1 << 38, nullptr, nullptr, {}, {}},
+                                          {(size_t)1 << 36, nullptr, nullptr, {}, {}}}};
 int device_key = -1;
 
 arena &arena_of(space where) {
-    arena &a = arenas[(int)where];
+    arena &a = arenas[(size_t)where];
     if (!a.base) {
         void *p =
             mmap(nullptr, a.reserve, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -94,7 +96,7 @@ void region_poison(region *r) {
 }
 
 bool in_space(space where, const void *p) {
-    const arena &a = arenas[(int)where];
+    const arena &a = arenas[(size_t)where];
     return a.base && (const char *)p >= a.base && (const char *)p < a.base + a.reserve;
 }
 

@@ -82,9 +82,10 @@ fiber host; /* the caller of run_grid */
 void *host_bottom; /* its stack */
 size_t host_size;
 #endif
-std::vector<fiber *> idle, all_fibers;
+auto &idle = *new std::vector<fiber *>, &all_fibers = *new std::vector<fiber *>;
 std::vector<std::pair<shared_slot *, region *>> in_use;
-std::map<std::pair<size_t, size_t>, std::vector<region *>> spare; /* by bytes and alignment */
+auto &spare = /* by bytes and alignment */
+    *new std::map<std::pair<size_t, size_t>, std::vector<region *>>;
 region *dynamic;
 
 void arrive(transfer_t t) {

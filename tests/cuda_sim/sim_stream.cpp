@@ -10,10 +10,10 @@ namespace cuda_sim {
 const char *running;
 
 namespace {
-std::set<CUstream_st *> streams;
-std::set<CUevent_st *> events;
-std::vector<CUstream_st *>
-    order; /* the live streams in order of creation, for reproducible draws */
+auto &streams = *new std::set<CUstream_st *>;
+auto &events = *new std::set<CUevent_st *>;
+/* The live streams in order of creation, for reproducible draws. */
+auto &order = *new std::vector<CUstream_st *>;
 CUstream_st default_stream = {{}, true, 0, {}};
 
 double now() {
