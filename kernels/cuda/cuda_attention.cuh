@@ -12,7 +12,8 @@
 
 using bf16 = __nv_bfloat16;
 
-constexpr int CHUNK = 8; /* elements in 16 bytes */
+constexpr int CHUNK = 8;                /* elements in 16 bytes */
+constexpr int SHARED_MOST = 163 * 1024; /* of one block on sm_80; sm_90 has 227 KiB */
 constexpr float LOG2_E = 1.44269504088896341f;
 
 /* Element of chunk `chunk` of row `row`. A row of D / 8 chunks takes a multiple of LOW chunks, so
@@ -92,7 +93,8 @@ struct visibility {
 
 /* The thread (n = 32: the lane), in a way that compilers cannot tell from one that changes with the
  * tile at `key` (>= 0). What is computed from it is then computed anew for each tile, a few integer
- * instructions, instead of being kept over the loop in registers that the accumulators need. */
+ * instructions, instead of being kept over the loop in registers that the accumulators need; uses
+ * in one turn of the loop that pass different keys do not share what they compute either. */
 __device__ __forceinline__ unsigned fresh_thread(int n, int key) {
 #ifndef REGROUP_CUDA_SIM
     asm volatile("" : "+r"(key));

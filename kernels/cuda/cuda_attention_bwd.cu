@@ -239,6 +239,8 @@ __global__ void __launch_bounds__(row_shape<D>::THREADS)
 
 template <int D>
 static void launch(struct backend *be, const struct attention_bwd_args *args, const float *delta) {
+    static_assert(key_shape<D>::SHARED <= SHARED_MOST, "fits the smallest chip");
+    static_assert(row_shape<D>::SHARED <= SHARED_MOST, "fits the smallest chip");
     const struct attention_args *a = &args->fwd;
     const int64_t n_row = a->n_query * (a->n_head / a->n_kv_head);
     const int64_t n_pair = a->n_batch * a->n_kv_head;

@@ -129,6 +129,7 @@ __global__ void __launch_bounds__(decode_shape<D>::THREADS)
 }
 
 template <int D> static enum status launch(struct backend *be, const struct attention_args *a) {
+    static_assert(decode_shape<D>::SHARED <= SHARED_MOST, "fits the smallest chip");
     using shape = decode_shape<D>;
     const int64_t n_row = a->n_query * (a->n_head / a->n_kv_head);
     const int64_t n_tile = (n_row + shape::ROWS - 1) / shape::ROWS;

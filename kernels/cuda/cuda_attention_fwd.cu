@@ -96,6 +96,7 @@ __global__ void __launch_bounds__(forward_shape<D>::THREADS)
 }
 
 template <int D> static void launch(struct backend *be, const struct attention_args *a) {
+    static_assert(forward_shape<D>::SHARED <= SHARED_MOST, "fits the smallest chip");
     using shape = forward_shape<D>;
     const int64_t n_row = a->n_query * (a->n_head / a->n_kv_head);
     const int64_t n_tile = (n_row + shape::ROWS - 1) / shape::ROWS;
