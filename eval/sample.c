@@ -124,7 +124,9 @@ enum status decoder_logits(struct decoder *d) {
     struct backend *be = d->model->be;
     int64_t n_vocab = d->model->config.n_vocab;
     struct tensor logits = tensor_2d(DTYPE_F32, d->logits, d->n_batch, n_vocab);
-    for (int64_t b = 0; b < d->n_batch; b++)
+    if (d->n_last == 1) /* all rows are wanted: the head is read once for all sequences */
+        TRY(model_logits(d->model, d->acts, 0, d->n_batch, logits));
+    for (int64_t b = 0; d->n_last > 1 && b < d->n_batch; b++)
         TRY(model_logits(d->model, d->acts, (b + 1) * d->n_last - 1, 1, tensor_rows(logits, b, 1)));
     TRY(be->download(be, STREAM_COMPUTE, d->host_logits, d->logits, tensor_bytes(&logits)));
     return be->sync(be, STREAM_COMPUTE);
