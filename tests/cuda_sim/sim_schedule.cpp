@@ -383,6 +383,7 @@ void give_way() {
 int barrier(const site &at, bool predicate) {
     if (!self)
         die("%s outside a kernel", at.what);
+    spoil_copies();
     if (!n_at_barrier)
         barrier_at = at;
     else if (!same_site(at, barrier_at))
@@ -444,7 +445,12 @@ void collective(unsigned mask, const site &at, void *argument,
             make_ready(first + i);
 }
 
-/* cp.async: the destination is undefined from here to the wait, so it is NaN until then. */
+/* cp.async: the destination is undefined from here to the wait, so it is NaN until then, also
+ * where someone has written to it meanwhile. */
+void spoil_copies() {
+    for (const copy &c : self->copies)
+        memset(c.to, 0xff, c.bytes);
+}
 void cp_async(void *shared, const void *global, size_t bytes, bool valid) {
     if ((uintptr_t)shared % bytes || (valid && (uintptr_t)global % bytes))
         die("%s: cp.async from %p to %p: not %zu-byte aligned", where_now().c_str(), global, shared,

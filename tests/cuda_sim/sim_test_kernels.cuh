@@ -75,6 +75,19 @@ template <fault F> __global__ void refill(const float *in, float *out) {
     out[threadIdx.x] = got + tile[i];
 }
 
+/* Fetches what it does not use, then uses the place; FAULTY: without waiting first. */
+template <fault F> __global__ void reuse(const float *in, float *out) {
+    SHARED_ARRAY(float, tile, 128);
+    cp_async_16(tile + 4 * threadIdx.x, in, true);
+    cp_async_commit();
+    if (F == SOUND)
+        cp_async_wait<0>();
+    __syncthreads();
+    tile[threadIdx.x] = in[threadIdx.x];
+    __syncthreads();
+    out[threadIdx.x] = tile[31 - threadIdx.x];
+}
+
 __global__ void shared_beyond_static(float *out, int at) {
     SHARED_ARRAY(float, few, 8);
     if (threadIdx.x == 3)

@@ -207,6 +207,12 @@ static void copies_arrive_at_their_wait(void **) {
     assert_int_equal(
         wrong_orders([=] { return first_32(run_block(refill<FAULTY>, 32, 0, 128)); }, refilled),
         10);
+    std::vector<float> reversed(32);
+    for (size_t i = 0; i < 32; i++)
+        reversed[i] = (float)(32 - i);
+    assert_int_equal(wrong_orders([] { return run_block(reuse<SOUND>, 32, 0, 32); }, reversed), 0);
+    assert_int_equal(wrong_orders([] { return run_block(reuse<FAULTY>, 32, 0, 32); }, reversed),
+                     10);
 }
 
 static void memory_beyond_the_end_stops(void **) {

@@ -44,7 +44,8 @@ void collective(unsigned mask, const site &at, void *lane_argument,
 /* Counts over the block: how many threads came, how many with `predicate`. */
 int barrier(const site &at, bool predicate);
 int lane();
-void give_way(); /* another thread of the block may run now */
+void spoil_copies(); /* of this thread that nobody has waited for */
+void give_way();     /* another thread of the block may run now */
 
 template <class T> struct shuffle_argument {
     T value;
@@ -96,6 +97,7 @@ inline int __syncthreads_and(bool p, SIM_SITE) {
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu, SIM_SITE) {
     char none = 0;
+    cuda_sim::spoil_copies();
     cuda_sim::collective(mask, SIM_AT("__syncwarp"), &none, [](void **, unsigned) {});
 }
 
