@@ -18,7 +18,7 @@ namespace {
 constexpr unsigned ALL = 0xffffffffu;
 struct ldmatrix_argument {
     uint32_t *r;
-    const char *row;
+    char row[16]; /* as it was when its lane came: lanes meet here, but memory is not in order */
 };
 template <int N, bool TRANS> void ldmatrix_compute(void **lanes, unsigned) {
     for (int m = 0; m < N; m++) {
@@ -72,12 +72,13 @@ void mma_compute(void **lanes, unsigned) {
 } // namespace
 
 void ldmatrix(uint32_t *r, const void *row, int n, bool trans, const site &at) {
-    ldmatrix_argument x = {r, static_cast<const char *>(row)};
+    ldmatrix_argument x;
+    x.r = r;
     if (lane() < 8 * n && ((uintptr_t)row % 16 || !in_space(space::shared, row)))
         die("%s: %s (%s:%d) of %p: no 16-byte aligned address in shared memory",
             where_now().c_str(), at.what, at.file, at.line, row);
-    if (lane() < 8 * n) /* a bad address shows at the lane that gave it */
-        (void)*static_cast<const volatile char *>(row);
+    if (lane() < 8 * n)
+        memcpy(x.row, row, sizeof x.row);
     auto compute = n == 4 ? (trans ? ldmatrix_compute<4, true> : ldmatrix_compute<4, false>)
                           : (trans ? ldmatrix_compute<2, true> : ldmatrix_compute<2, false>);
     collective(ALL, at, &x, compute);

@@ -88,6 +88,18 @@ template <fault F> __global__ void reuse(const float *in, float *out) {
     out[threadIdx.x] = tile[31 - threadIdx.x];
 }
 
+/* Every lane writes a row of a matrix that all of them load; FAULTY: without __syncwarp. */
+template <fault F> __global__ void rows_of_others(const float *in, float *out) {
+    SHARED_ARRAY(__nv_bfloat16, tile, 8 * WARP);
+    uint32_t r[4];
+    for (int i = 0; i < 8; i++)
+        tile[8 * threadIdx.x + i] = __float2bfloat16_rn(in[threadIdx.x]);
+    if (F == SOUND)
+        __syncwarp();
+    ldmatrix_x4(r, tile + 8 * (threadIdx.x ^ 1));
+    out[threadIdx.x] = __uint_as_float(r[0] << 16);
+}
+
 __global__ void shared_beyond_static(float *out, int at) {
     SHARED_ARRAY(float, few, 8);
     if (threadIdx.x == 3)

@@ -181,6 +181,13 @@ static void a_missing_barrier_changes_the_result(void **) {
         wrong_orders([] { return run_block(rotate_twice<FAULTY>, 256, 0, 256); }, twice_on), 10);
     assert_int_equal(wrong_orders([] { return run_block(rotate_warp<SOUND>, 32, 0, 32); }, in_warp),
                      0);
+    std::vector<float> rows(32);
+    for (size_t i = 0; i < 32; i++)
+        rows[i] = (float)((i / 4 ^ 1) + 1);
+    assert_int_equal(wrong_orders([] { return run_block(rows_of_others<SOUND>, 32, 0, 32); }, rows),
+                     0);
+    assert_int_equal(
+        wrong_orders([] { return run_block(rows_of_others<FAULTY>, 32, 0, 32); }, rows), 10);
     assert_int_equal(
         wrong_orders([] { return run_block(rotate_warp<FAULTY>, 32, 0, 32); }, in_warp), 10);
 }
