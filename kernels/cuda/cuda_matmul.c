@@ -221,17 +221,20 @@ static enum status describe(struct matmul_state *s, const struct matmul_args *a,
     const int32_t bias_type = (int32_t)lt_type(a->c.dtype);
     const struct {
         cublasLtMatmulDescAttributes_t name;
-        const int32_t *value;
+        const void *value;
+        size_t size;
     } attributes[] = {
-        {CUBLASLT_MATMUL_DESC_TRANSA, &trans[0]},
-        {CUBLASLT_MATMUL_DESC_TRANSB, &trans[1]},
-        {CUBLASLT_MATMUL_DESC_EPILOGUE, &bias},
-        {CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type},
+        {CUBLASLT_MATMUL_DESC_TRANSA, &trans[0], sizeof *trans},
+        {CUBLASLT_MATMUL_DESC_TRANSB, &trans[1], sizeof *trans},
+        {CUBLASLT_MATMUL_DESC_EPILOGUE, &bias, sizeof bias},
+        {CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type},
+        /* Some versions of the heuristic find no algorithm for a bias that is not there yet. */
+        {CUBLASLT_MATMUL_DESC_BIAS_POINTER, &a->bias.data, sizeof a->bias.data},
     };
     LT_TRY(lt.MatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "matmul");
-    for (int i = 0; i < (a->bias.data ? 4 : 2); i++)
+    for (int i = 0; i < (a->bias.data ? 5 : 2); i++)
         LT_TRY(lt.MatmulDescSetAttribute(p->desc, attributes[i].name, attributes[i].value,
-                                         sizeof(int32_t)),
+                                         attributes[i].size),
                "matmul");
     TRY(layout(&p->a, &a->b));
     TRY(layout(&p->b, &a->a));

@@ -293,6 +293,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     if (wanted < 1)
         die("%s: %d results wanted", call, wanted);
     product p = describe(call, handle, desc, a, b, c, d);
+    if (p.bias && !desc->bias)
+        die("%s: a bias without its address, for which the library may find nothing", call);
     results[0] = {};
     results[0].workspaceSize = std::min<size_t>(preference->workspace, 64 << 10);
     results[0].state = CUBLAS_STATUS_SUCCESS;
