@@ -47,11 +47,12 @@ static bool whole_chunks(const struct heads *x) {
     return (uintptr_t)x->data % 16 == 0 && x->batch % 8 == 0 && x->row % 8 == 0 && x->head % 8 == 0;
 }
 
-static bool fits_tiles(const struct attention_args *a) {
+static bool fits_tiles(const struct backend *be, const struct attention_args *a) {
     int64_t d = a->head_dim;
-    return a->dtype == DTYPE_BF16 && a->kv_dtype == DTYPE_BF16 && isfinite(a->scale) &&
-           a->scale > 0 && (d == 64 || d == 80 || d == 96 || d == 128 || d == 256) &&
-           whole_chunks(&a->q) && whole_chunks(&a->k) && whole_chunks(&a->v) && whole_chunks(&a->o);
+    return cuda_state_of(be)->shared_limit >= SHARED_MOST && a->dtype == DTYPE_BF16 &&
+           a->kv_dtype == DTYPE_BF16 && isfinite(a->scale) && a->scale > 0 &&
+           (d == 64 || d == 80 || d == 96 || d == 128 || d == 256) && whole_chunks(&a->q) &&
+           whole_chunks(&a->k) && whole_chunks(&a->v) && whole_chunks(&a->o);
 }
 
 enum status attention_split_keys(struct backend *be, const struct attention_args *a,
@@ -78,11 +79,11 @@ enum status attention_split_keys(struct backend *be, const struct attention_args
 static enum status own(struct backend *be, const struct attention_bwd_args *call, bool backward) {
     const struct attention_args *a = &call->fwd;
     if (backward)
-        return fits_tiles(a) && whole_chunks(&call->d_o) && whole_chunks(&call->d_q) &&
+        return fits_tiles(be, a) && whole_chunks(&call->d_o) && whole_chunks(&call->d_q) &&
                        whole_chunks(&call->d_k) && whole_chunks(&call->d_v)
                    ? attention_tile_backward(be, call)
                    : attention_plain_backward(be, call);
-    if (!fits_tiles(a))
+    if (!fits_tiles(be, a))
         return attention_plain_forward(be, a);
     return a->n_query <= DECODE_QUERIES ? attention_tile_decode(be, a)
                                         : attention_tile_forward(be, a);

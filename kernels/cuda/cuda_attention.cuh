@@ -12,8 +12,7 @@
 
 using bf16 = __nv_bfloat16;
 
-constexpr int CHUNK = 8;                /* elements in 16 bytes */
-constexpr int SHARED_MOST = 163 * 1024; /* of one block on sm_80; sm_90 has 227 KiB */
+constexpr int CHUNK = 8; /* elements in 16 bytes */
 constexpr float LOG2_E = 1.44269504088896341f;
 
 /* Element of chunk `chunk` of row `row`. A row of D / 8 chunks takes a multiple of LOW chunks, so

@@ -9,7 +9,10 @@
 extern "C" {
 #endif
 
-/* Tensor cores, bf16: head_dim 64, 80, 96, 128 or 256, data and strides in whole 16 bytes. */
+/* Tensor cores, bf16: head_dim 64, 80, 96, 128 or 256, data and strides in whole 16 bytes; a GPU
+ * whose blocks may have SHARED_MOST bytes of shared memory (sm_80; sm_90 has 227 KiB, but sm_86 and
+ * sm_89 only 99). */
+enum { SHARED_MOST = 163 * 1024 };
 enum status attention_tile_forward(struct backend *be, const struct attention_args *a) MUST_USE;
 enum status attention_tile_backward(struct backend *be,
                                     const struct attention_bwd_args *a) MUST_USE;
