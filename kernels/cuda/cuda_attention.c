@@ -173,7 +173,7 @@ static enum status choose(struct backend *be, const struct attention_bwd_args *c
     for (int64_t i = 0; i < c->n; i++) {
         m.cudnn = c->all[i].cudnn;
         if (!memcmp(&m, &c->all[i], sizeof m)) {
-            *cudnn = m.cudnn;
+            *cudnn = m.cudnn && sdpa_cudnn_can(be, a, backward); /* this lse, these addresses */
             return STATUS_OK;
         }
     }
