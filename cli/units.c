@@ -67,8 +67,8 @@ enum status unit_parse_percent(const char *text, const char *option, double *out
     if (end == text || strcmp(end, "%") || !(v > 0 && v <= 100))
         return status_fail(
             STATUS_USAGE,
-            "option '%s': expected a share from 0%% to 100%% such as 25%%, found '%s'", option,
-            text);
+            "option '%s': expected a share above 0%%, up to 100%%, such as 25%%, found '%s'",
+            option, text);
     *out = v / 100;
     return STATUS_OK;
 }

@@ -168,10 +168,14 @@ enum status file_pwrite(int fd, const char *path, const void *src, int64_t n, in
 }
 
 enum status path_parent(struct arena *a, const char *path, char **out) {
-    const char *base = path_base(path);
-    if (base == path)
-        return arena_strdup(a, ".", out);
-    return arena_strndup(a, path, size_max(base - path - 1, 1), out);
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    while (n > 0 && path[n - 1] != '/')
+        n--;
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    return n ? arena_strndup(a, path, (int64_t)n, out) : arena_strdup(a, ".", out);
 }
 
 enum status dir_sync(const char *dir) {

@@ -189,6 +189,8 @@ enum status options_parse_args(struct option *options, int n, int argc, char **a
         if (!value && i + 1 >= argc)
             return status_fail(STATUS_USAGE, "option '--%s' needs a value", o->key);
         TRY(set_text(o, "option", value ? value : argv[++i], arena));
+        if (o->type == OPTION_LIST && !((struct string_list *)o->value)->n)
+            return status_fail(STATUS_USAGE, "option '--%s': the list is empty", o->key);
     }
     return STATUS_OK;
 }

@@ -129,11 +129,13 @@ static void options_know_their_keys(void **state) {
     assert_string_equal(files.items[1], "b");
 
     char *typo[] = {"x", "--stps", "3"}, *huge[] = {"x", "--steps", "101"},
-         *cut[] = {"x", "--steps"};
+         *cut[] = {"x", "--steps"}, *none[] = {"x", "--files", ""};
     assert_int_equal(options_parse_args(options, N, 3, typo, &arena, &rest), STATUS_USAGE);
     assert_non_null(strstr(status_message(), "did you mean 'steps'"));
     assert_int_equal(options_parse_args(options, N, 3, huge, &arena, &rest), STATUS_USAGE);
     assert_int_equal(options_parse_args(options, N, 2, cut, &arena, &rest), STATUS_USAGE);
+    assert_int_equal(options_parse_args(options, N, 3, none, &arena, &rest), STATUS_USAGE);
+    assert_non_null(strstr(status_message(), "files"));
 
     struct json *j;
     const char *text = "{\"opt\": {\"lr\": 2.5}, \"kind\": \"lin\", \"mine\": {\"x\": 1}}";
@@ -152,6 +154,20 @@ static void options_know_their_keys(void **state) {
     j = options_to_json(options, N);
     assert_true(json_number(json_get(json_get(j, "opt"), "lr")) == 0.25);
     json_free(j);
+    arena_free(&arena);
+}
+
+static void parents_of_paths(void **state) {
+    (void)state;
+    static const char *const cases[][2] = {{"a", "."},     {"a/", "."},    {"a/b", "a"},
+                                           {"a/b//", "a"}, {"a//b", "a"},  {"/a", "/"},
+                                           {"/", "/"},     {"/a/b/", "/a"}};
+    struct arena arena = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *parent;
+        assert_int_equal(path_parent(&arena, cases[i][0], &parent), STATUS_OK);
+        assert_string_equal(parent, cases[i][1]);
+    }
     arena_free(&arena);
 }
 
@@ -233,6 +249,7 @@ int main(void) {
         cmocka_unit_test(json_text_keeps_other_bytes),
         cmocka_unit_test(json_errors_name_file_and_key),
         cmocka_unit_test(options_know_their_keys),
+        cmocka_unit_test(parents_of_paths),
         cmocka_unit_test(staging_is_all_or_nothing),
         cmocka_unit_test(rng_is_the_published_generator),
     };
