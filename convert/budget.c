@@ -30,15 +30,16 @@ static bool better(struct value a, struct value b) {
     return b.loss < 0 || a.loss < b.loss || (a.loss == b.loss && a.squares < b.squares);
 }
 
-/* Losses as whole numbers: sums are then exact, and equal ones are equal. */
+/* Losses as whole numbers: sums are then exact, and equal ones are equal. They are shares: less
+ * than 2^-40 is rounding, also where all are. */
 static double loss_unit(const struct budget_layer *layers, int64_t n_layer) {
-    double largest = 0;
+    double largest = 0.5;
     for (int64_t l = 0; l < n_layer; l++)
         for (int64_t i = 0; i < layers[l].n; i++)
             largest = fmax(largest, layers[l].candidates[i].loss);
     int exponent; /* a power of two: short sums stay what they are */
     frexp(largest, &exponent);
-    return largest > 0 ? ldexp(1, exponent - 40) : 1;
+    return ldexp(1, exponent - 40);
 }
 
 enum status budget_choose(struct budget_layer *layers, int64_t n_layer, int64_t most) {
@@ -61,7 +62,7 @@ enum status budget_choose(struct budget_layer *layers, int64_t n_layer, int64_t 
             if (!(c->loss >= 0) || isinf(c->loss)) {
                 status = status_fail(STATUS_FAILED,
                                      "layer %lld with %lld KV heads: a loss of %g cannot be "
-                                     "compared; are there NaN in the weights?",
+                                     "compared: its weights or activations overflow",
                                      (long long)l, (long long)c->n_kv, c->loss);
                 goto out;
             }
@@ -131,6 +132,22 @@ double budget_loss_uniform(const struct budget_layer *layers, int64_t n_layer, i
         sum += c ? c->loss : NAN;
     }
     return sum;
+}
+
+static void set_heads(struct json *o, const char *key, const struct model_config *c) {
+    if (model_kv_uniform(c)) {
+        json_set_int(o, key, c->n_kv_head[0]);
+        return;
+    }
+    struct json *list = json_set_array(o, key);
+    for (int64_t l = 0; l < c->n_layer; l++)
+        json_push_number(list, c->n_kv_head[l]);
+}
+
+void heads_to_json(const struct convert_plan *p, struct json *j) {
+    struct json *heads = json_set_object(j, "n_kv_head");
+    set_heads(heads, "from", &p->folder->config);
+    set_heads(heads, "to", &p->config);
 }
 
 void budget_to_json(const struct convert_plan *p, struct json *j) {

@@ -424,6 +424,11 @@ enum status fit_covariances(const struct attn_weights *w, const double *moment, 
     return STATUS_OK;
 }
 
+/* Rounding may leave a loss of nothing below 0; a NaN stays. */
+static double share(double loss, double all) {
+    return loss <= 0 || all <= 0 ? 0 : loss / all;
+}
+
 enum status fit_layer(const struct attn_weights *from, const double *moment, const double *seen,
                       struct rotary rotary, enum merge_method method, struct attn_weights *to,
                       struct fit_error *error, const char *what) {
@@ -458,8 +463,7 @@ enum status fit_layer(const struct attn_weights *from, const double *moment, con
         TRY_OUT(fit_values(&f, g));
     }
     memcpy(to->o_bias, from->o_bias, (size_t)from->width * sizeof(double));
-    *error = (struct fit_error){f.k_all > 0 ? f.k_loss / f.k_all : 0,
-                                f.v_all > 0 ? f.v_loss / f.v_all : 0};
+    *error = (struct fit_error){share(f.k_loss, f.k_all), share(f.v_loss, f.v_all)};
 out:
     arena_free(&f.arena);
     return status;

@@ -268,6 +268,8 @@ static enum status open_streams(struct walk *k, bool choosing) {
     char *dir = NULL;
     if (bytes > (double)limit) {
         TRY(path_parent(&k->arena, o->to ? o->to : ".", &dir));
+        while (!path_exists(dir)) /* a dry run makes no folder */
+            TRY(path_parent(&k->arena, dir, &dir));
         log_info("%s: %.1f GiB for the residual streams of %lld tokens, in an unnamed file", dir,
                  bytes / 1073741824, (long long)(k->calib.n_window * k->calib.n_seq));
     }

@@ -2,6 +2,7 @@
 #include "convert/budget.h"
 #include "convert/calibrate.h"
 #include "convert/refit.h"
+#include "core/file.h"
 #include "core/log.h"
 
 #include <math.h>
@@ -57,7 +58,8 @@ bool convert_target_parse(const char *name, enum convert_target *out) {
 static enum status check_fit(const struct convert_options *o) {
     if (o->kv_budget && (o->method == MERGE_REPEAT || o->method == MERGE_RANDOM))
         return status_fail(STATUS_USAGE,
-                           "--method %s loses nothing that a budget could weigh: use --kv-heads",
+                           "--method %s merges no heads whose loss a budget could weigh: use "
+                           "--kv-heads",
                            merge_method_name(o->method));
     if (!convert_measures(o) && !o->kv_budget)
         return o->n_calibrate ? status_fail(STATUS_USAGE,
@@ -76,6 +78,33 @@ static enum status check_fit(const struct convert_options *o) {
         return status_fail(STATUS_USAGE,
                            "--grouping fit compares groupings on text: give --calibrate FILE, or "
                            "--calibrate self");
+    return STATUS_OK;
+}
+
+/* Better now than hours later. */
+static enum status check_calibration(const struct convert_options *o) {
+    for (int64_t i = 0; i < o->n_calibrate; i++) {
+        bool self = !strcmp(o->calibrate[i], "self");
+        if (self && o->n_calibrate > 1)
+            return status_fail(STATUS_USAGE, "calibration on 'self' stands alone: without files");
+        if (!self && !path_exists(o->calibrate[i]))
+            return status_fail(STATUS_FAILED, "%s does not exist; it is to be calibrated on",
+                               o->calibrate[i]);
+    }
+    return STATUS_OK;
+}
+
+/* Fewer heads in some layers and more in others is two conversions. */
+static enum status check_one_way(const struct convert_options *o, const struct model_config *c) {
+    int64_t least = model_kv_max(c), most = least;
+    for (int64_t l = 0; l < c->n_layer; l++)
+        least = size_min(least, c->n_kv_head[l]);
+    if (least < o->n_kv_head && o->n_kv_head < most)
+        return status_fail(STATUS_FAILED,
+                           "%s: its layers have %lld to %lld KV heads; to get %lld in each, first "
+                           "convert with --kv-heads %lld --method repeat, then merge those",
+                           o->from, (long long)least, (long long)most, (long long)o->n_kv_head,
+                           (long long)c->n_head);
     return STATUS_OK;
 }
 
@@ -219,7 +248,10 @@ enum status convert_plan_open(const struct convert_options *options, struct conv
     TRY_OUT(model_folder_open(options->from, &p->folder));
     p->config = p->folder->config;
     TRY_OUT(check_fit(options));
+    TRY_OUT(check_calibration(options));
     TRY_OUT(arena_alloc(&p->arena, p->config.n_layer, (int64_t)sizeof *p->layers, &p->layers));
+    if (!options->kv_budget)
+        TRY_OUT(check_one_way(options, &p->config));
     for (int64_t l = 0; l < p->config.n_layer && !options->kv_budget; l++) {
         TRY_OUT(check_heads(options, p->config.n_head, l, p->config.n_kv_head[l]));
         p->config.n_kv_head[l] = (int32_t)options->n_kv_head;
@@ -309,7 +341,7 @@ struct json *convert_to_json(const struct convert_plan *p) {
     json_set_string(j, "family", p->config.family);
     json_set_string(j, "method", merge_method_name(o->method));
     json_set_int(j, "n_head", p->config.n_head);
-    set_pair(j, "n_kv_head", model_kv_max(&p->folder->config), model_kv_max(&p->config));
+    heads_to_json(p, j);
     budget_to_json(p, j);
     set_pair(j, "parameters", p->from_params, p->to_params);
     set_pair(j, "bytes", p->from_bytes, p->to_bytes);

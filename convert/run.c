@@ -111,16 +111,6 @@ out:
     return status;
 }
 
-static void set_heads(struct json *o, const char *key, const struct model_config *c) {
-    if (model_kv_uniform(c)) {
-        json_set_int(o, key, c->n_kv_head[0]);
-        return;
-    }
-    struct json *list = json_set_array(o, key);
-    for (int64_t l = 0; l < c->n_layer; l++)
-        json_push_number(list, c->n_kv_head[l]);
-}
-
 /* What a fit measured, and on what: enough to do it again. */
 static void write_fit(const struct convert_plan *p, struct json *j) {
     const struct convert_options *o = &p->options;
@@ -176,9 +166,7 @@ static enum status write_history(struct convert_plan *p, const char *dir,
         json_set_int(j, "seed", (int64_t)o->seed);
     write_fit(p, j);
     budget_to_json(p, j);
-    struct json *heads = json_set_object(j, "n_kv_head");
-    set_heads(heads, "from", &p->folder->config);
-    set_heads(heads, "to", &p->config);
+    heads_to_json(p, j);
     json_set_string(j, "dtype", o->dtype == DTYPE_COUNT ? "keep" : dtype_torch(o->dtype));
     snprintf(hash, sizeof hash, "%016" PRIx64, hash_bytes(source->data, source->n, 0));
     struct json *from = json_set_object(j, "source");
@@ -216,10 +204,10 @@ enum status convert_run(struct convert_plan *p, bool force) {
     char *path;
     enum status status;
     TRY_OUT(check_apart(&p->options));
-    TRY_OUT(convert_choose(p));
     TRY_OUT(path_join(&p->arena, p->options.from, "config.json", &path));
     TRY_OUT(file_read(path, 1 << 24, &config));
     TRY_OUT(staging_open(p->options.to, force, &staging));
+    TRY_OUT(convert_choose(p)); /* after what can fail at once */
     TRY_OUT(write_weights(p, staging.path));
     TRY_OUT(model_copy_side_files(p->options.from, staging.path));
     TRY_OUT(write_config(p, staging.path, &config));

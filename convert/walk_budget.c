@@ -37,7 +37,7 @@ static enum status run_loss(struct walk *k, int64_t layer, const struct referenc
         wrong += e * e;
         all += (double)r->out[i] * (double)r->out[i];
     }
-    *loss = all > 0 ? wrong / all : 0;
+    *loss = all <= 0 ? 0 : wrong / all; /* a NaN stays */
     return STATUS_OK;
 }
 
@@ -63,8 +63,6 @@ static enum status some_losses(struct walk *k, int64_t layer, struct budget_cand
             TRY(run_loss(k, layer, r, out, &first[i].loss));
         else
             first[i].loss = error.k + error.v; /* without text the stream is unknown */
-        if (first[i].loss < 0)                 /* rounding; a NaN stays */
-            first[i].loss = 0;
     }
     return STATUS_OK;
 }

@@ -47,6 +47,13 @@ grep -q 'tensor model.norm.weight: .* too large for F16' "$tmp/warned" || fail "
 
 expect 2 'give --kv-heads N, or --kv-budget' "$regroup" convert "$m" "$tmp/none"
 expect 2 'give --kv-heads N, or --kv-budget' "$regroup" convert "$m" "$tmp/none" --kv-heads 1 --kv-budget 50%
+# What can fail at once fails before anything is measured. Overflow (these weights are huge) is no small loss.
+expect 1 'layer 0 .* a loss of -?nan cannot be compared' "$regroup" convert "$m" "$tmp/none" --kv-budget 50% --calibrate self --calib-tokens 512 --calib-window 64
+printf '\377\377' >"$tmp/foreign.u16"
+expect 1 'exists; give another output' "$regroup" convert "$m" "$tmp/out" --kv-budget 50% --calibrate "$tmp/foreign.u16"
+expect 1 'nothing.txt does not exist' "$regroup" convert "$m" --kv-heads 2 --calibrate "$tmp/nothing.txt" --dry-run
+expect 2 "calibrate.*empty" "$regroup" convert "$m" "$tmp/none" --kv-heads 2 --calibrate ""
+expect 2 "stands alone" "$regroup" convert "$m" "$tmp/none" --kv-heads 2 --calibrate "self,$tmp/foreign.u16"
 for share in 25 0% 101% 5x%; do
   expect 2 "expected a share" "$regroup" convert "$m" "$tmp/none" --kv-budget "$share"
 done

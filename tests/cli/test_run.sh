@@ -86,6 +86,7 @@ expect 1 "another configuration.*'kv_heads'" run run.json --set kv_heads=2
 # Shares of the cache stand beside counts, in the same curve.
 expect 2 'expected a share' run run.json --set kv_budget=75 --set out=other
 expect 2 'ask for mean-kv75pct twice' run run.json --set kv_budget=75%,75% --set out=other
+expect 1 'none.txt does not exist' sweep teacher/best other --kv-heads 2 --methods mean,fit --calibrate none.txt --tokens ids.u16
 [ ! -e other ] || fail "a refused run left something behind"
 expect 0 'fit-kv75pct' sweep teacher/best swept --kv-heads 2 --kv-budget 75%,50% --methods fit --tokens ids.u16 \
   --window 16 --context 16 --decode-steps 2 --repeats 1

@@ -106,6 +106,17 @@ static void knapsack_equals_brute_force(void **state) {
     }
 }
 
+/* A model whose heads are all alike: what differs is rounding, and weighs nothing. */
+static void rounding_is_no_loss(void **state) {
+    (void)state;
+    struct budget_candidate a[] = {{4, 0}, {2, 1e-14}, {1, 3e-15}},
+                            b[] = {{4, 0}, {2, 5e-30}, {1, 7e-14}};
+    struct budget_layer layers[] = {{a, 3, 0}, {b, 3, 0}};
+    OK(budget_choose(layers, 2, 8));
+    assert_int_equal(a[layers[0].chosen].n_kv, 1);
+    assert_int_equal(b[layers[1].chosen].n_kv, 1);
+}
+
 static void a_loss_that_is_no_number_is_refused(void **state) {
     (void)state;
     struct rng rng = rng_seed(2);
@@ -205,6 +216,21 @@ static void heads_go_where_they_differ(void **state) {
     }
 }
 
+static void json_says_what_each_layer_got(void **state) {
+    (void)state;
+    struct convert_options o = half(MERGE_MEAN, false, REFIT_NONE);
+    struct convert_plan *p;
+    struct text text = {0};
+    OK(convert_plan_open(&o, &p));
+    OK(convert_choose(p));
+    struct json *j = convert_to_json(p);
+    OK(json_print(j, false, &text));
+    assert_non_null(strstr(text.data, "\"n_kv_head\":{\"from\":4,\"to\":[1,4,1]}"));
+    json_free(j);
+    text_free(&text);
+    convert_plan_close(p);
+}
+
 /* 100% changes nothing; a share that is uniform in the end loads everywhere. */
 static void the_whole_budget_is_the_whole_model(void **state) {
     (void)state;
@@ -286,8 +312,10 @@ int main(void) {
     write_models();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(knapsack_equals_brute_force),
+        cmocka_unit_test(rounding_is_no_loss),
         cmocka_unit_test(a_loss_that_is_no_number_is_refused),
         cmocka_unit_test(heads_go_where_they_differ),
+        cmocka_unit_test(json_says_what_each_layer_got),
         cmocka_unit_test(the_whole_budget_is_the_whole_model),
         cmocka_unit_test(mixed_layers_convert_further),
         cmocka_unit_test(what_cannot_be_is_refused),

@@ -234,6 +234,21 @@ static void refuses_head_counts(void **state) {
     }
 }
 
+/* A folder whose layers have 1 and 4 heads: two in each is more for one and fewer for the other. */
+static void refuses_two_ways_at_once(void **state) {
+    (void)state;
+    struct model_config c = hash_model_config(4, false, true);
+    c.n_kv_head[0] = 1;
+    assert_int_equal(hash_model_write(at("layers"), &c, 5, DTYPE_F32), STATUS_OK);
+    for (enum merge_method method = MERGE_MEAN; method <= MERGE_REPEAT; method++) {
+        assert_int_equal(convert("layers", "bad", 2, method, DTYPE_COUNT), STATUS_FAILED);
+        assert_non_null(
+            strstr(status_message(), "first convert with --kv-heads 4 --method repeat"));
+    }
+    assert_int_equal(convert("layers", "all", 4, MERGE_REPEAT, DTYPE_COUNT), STATUS_OK);
+    assert_int_equal(convert("all", "two", 2, MERGE_MEAN, DTYPE_COUNT), STATUS_OK);
+}
+
 /* Tensors for a folder that the hash model does not give: the model's own plus one. */
 static void add_tensor(const char *from, const char *to, const char *name, enum dtype dtype,
                        int64_t rows, int64_t cols, const void *bytes, const char *drop) {
@@ -386,6 +401,7 @@ int main(void) {
         cmocka_unit_test(merges_heads_of_a_group),
         cmocka_unit_test(draws_with_the_tensors_spread),
         cmocka_unit_test(refuses_head_counts),
+        cmocka_unit_test(refuses_two_ways_at_once),
         cmocka_unit_test(reports_what_is_not_finite),
         cmocka_unit_test(holds_tensors_to_the_configuration),
         cmocka_unit_test(passes_strangers_and_stray_heads_through),

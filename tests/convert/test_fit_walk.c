@@ -207,6 +207,15 @@ static void streams_in_a_file_change_nothing(void **state) {
     char **names;
     int64_t n;
     struct arena arena = {0};
+    o = options("m", "not/yet/there/", 0, MERGE_FIT, REFIT_O); /* chosen before there is a folder */
+    o.kv_budget = 0.5;
+    o.stream_memory = 1;
+    struct convert_plan *p;
+    OK(convert_plan_open(&o, &p));
+    OK(convert_choose(p));
+    assert_false(path_exists(at("not")));
+    OK(convert_run(p, false));
+    convert_plan_close(p);
     OK(dir_list(&arena, root, &names, &n));
     for (int64_t i = 0; i < n; i++)
         assert_null(strstr(names[i], ".regroup"));
