@@ -296,7 +296,7 @@ out:
 static enum status convert_variant(const struct variant *v) {
     if (path_exists(v->converted)) {
         log_info("convert   %-12s already done", v->id);
-        return STATUS_OK;
+        return leftovers_remove(v->converted); /* of a run killed while another went on */
     }
     struct convert_plan *plan;
     TRY(convert_plan_open(&v->convert, &plan));
@@ -374,7 +374,7 @@ static enum status run_stages(struct run *r, struct backend *be, struct evaluato
 }
 
 /* One line of the closing table from an evaluation's JSON. */
-static enum status print_line(const char *label, const char *stage, const char *file) {
+static enum status print_line(int width, const char *label, const char *stage, const char *file) {
     struct json *j;
     TRY(json_load(file, &j));
     const struct json *m = json_first(json_get(j, "models"));
@@ -383,7 +383,7 @@ static enum status print_line(const char *label, const char *stage, const char *
     char spread[32] = "";
     if (json_is_number(se)) /* one window gives none */
         snprintf(spread, sizeof spread, "± %.3f", json_number(se));
-    printf("%-12s %-10s %10.0f %12.3f %-*s %8.4f\n", label, stage,
+    printf("%-*s %-10s %10.0f %12.3f %-*s %8.4f\n", width, label, stage,
            json_number(json_get(json_get(m, "kv_cache"), "bytes_per_token_formula")),
            json_number(json_get(perplexity, "value")), *spread ? 11 : 10, spread,
            json_number(json_get(json_get(m, "divergence"), "kl")));
@@ -393,15 +393,18 @@ static enum status print_line(const char *label, const char *stage, const char *
 
 static enum status print_summary(struct run *r) {
     char *path;
-    printf("%-12s %-10s %10s %12s %10s %8s\n", "variant", "stage", "KV B/token", "perplexity", "",
-           "KL");
+    int width = 12;
+    for (int64_t i = 0; i < r->n_variant; i++)
+        width = (int)size_max(width, (int64_t)strlen(r->variants[i].id));
+    printf("%-*s %-10s %10s %12s %10s %8s\n", width, "variant", "stage", "KV B/token", "perplexity",
+           "", "KL");
     TRY(path_join(&r->arena, r->out, "eval/teacher.json", &path));
-    TRY(print_line("teacher", "", path));
+    TRY(print_line(width, "teacher", "", path));
     for (int64_t i = 0; i < r->n_variant; i++) {
         const struct variant *v = &r->variants[i];
-        TRY(print_line(v->id, "converted", v->eval_converted));
+        TRY(print_line(width, v->id, "converted", v->eval_converted));
         if (v->trained)
-            TRY(print_line(v->id, "distilled", v->eval_trained));
+            TRY(print_line(width, v->id, "distilled", v->eval_trained));
     }
     TRY(path_join(&r->arena, r->out, "report.html", &path));
     printf("%s\n", path);

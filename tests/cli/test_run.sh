@@ -76,10 +76,12 @@ grep -q 'tiny &lt;&amp;&gt; run' out/report.html || fail "the title is not escap
 ! find out -name '*partial*' | grep . || fail "leftovers"
 
 # Done means done: nothing is written again but the report.
+mkdir out/convert/mean-kv2.partial-999999999
 touch stamp
 expect 0 . run run.json
 changed=$(find out -newer stamp -type f ! -name 'report.*' | head -3)
 [ -z "$changed" ] || fail "a complete run wrote $changed"
+! find out -name '*partial*' | grep . || fail "leftovers beside what is complete"
 expect 1 "another configuration.*'train.steps'" run run.json --set train.steps=13
 expect 1 "another configuration.*'kv_heads'" run run.json --set kv_heads=2
 
@@ -88,8 +90,10 @@ expect 2 'expected a share' run run.json --set kv_budget=75 --set out=other
 expect 2 'ask for mean-kv75pct twice' run run.json --set kv_budget=75%,75% --set out=other
 expect 1 'none.txt does not exist' sweep teacher/best other --kv-heads 2 --methods mean,fit --calibrate none.txt --tokens ids.u16
 [ ! -e other ] || fail "a refused run left something behind"
-expect 0 'fit-kv75pct' sweep teacher/best swept --kv-heads 2 --kv-budget 75%,50% --methods fit --tokens ids.u16 \
+expect 0 'fit-kv75pct' sweep teacher/best swept --kv-heads 2 --kv-budget 75%,62.5% --methods fit --tokens ids.u16 \
   --window 16 --context 16 --decode-steps 2 --repeats 1
+awk '/^variant/ {at = index($0, "stage")} /^fit-kv/ && substr($0, at, 9) != "converted" {exit 1}' out.txt ||
+  fail "the table's columns: $(cat out.txt)"
 grep -q 'regroup alone can load' err || fail "no warning that layers differ"
 grep -q '"kv_budget":.*"75%"' swept/run.json || fail "the budget is not in run.json"
 grep -qE 'fit-kv75pct.*GQA, 2-4 of 4' swept/report.md || fail "the heads of a budget are not in the report"
