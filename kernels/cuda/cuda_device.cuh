@@ -130,18 +130,18 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     return *reinterpret_cast<uint32_t *>(&pair);
 }
 
-/* N elements in accesses of at most 16 bytes; p is aligned to min(16, N * sizeof(T)). */
+/* N elements in accesses of at most 16 bytes; p is aligned to min(16, N * sizeof(T)). Not
+ * __restrict__: nvcc takes it for a promise that nobody writes there while the kernel runs, reads
+ * with ld.global.nc, and many ops work in place. */
 template <class T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) vec { T v[N]; };
 template <class T> constexpr int VEC = 16 / (int)sizeof(T); /* elements in 16 bytes */
-template <class T, int N>
-__device__ __forceinline__ void load_vec(float (&out)[N], const T *__restrict__ p) {
+template <class T, int N> __device__ __forceinline__ void load_vec(float (&out)[N], const T *p) {
     const vec<T, N> x = *reinterpret_cast<const vec<T, N> *>(p);
 #pragma unroll
     for (int i = 0; i < N; i++)
         out[i] = to_float(x.v[i]);
 }
-template <class T, int N>
-__device__ __forceinline__ void store_vec(T *__restrict__ p, const float (&in)[N]) {
+template <class T, int N> __device__ __forceinline__ void store_vec(T *p, const float (&in)[N]) {
     vec<T, N> x;
 #pragma unroll
     for (int i = 0; i < N; i++)
