@@ -114,8 +114,11 @@ out:
 /* What a fit measured, and on what: enough to do it again. */
 static void write_fit(const struct convert_plan *p, struct json *j) {
     const struct convert_options *o = &p->options;
-    json_set_string(j, "refit", refit_name(o->refit));
-    json_set_string(j, "grouping", o->grouping == GROUPING_FIT ? "fit" : "contiguous");
+    bool fitted = false; /* as many heads as before: nothing was */
+    for (int64_t l = 0; l < p->config.n_layer; l++)
+        fitted = fitted || p->layers[l].fitted;
+    json_set_string(j, "refit", refit_name(fitted ? o->refit : REFIT_NONE));
+    json_set_string(j, "grouping", fitted && o->grouping == GROUPING_FIT ? "fit" : "contiguous");
     if (p->calib_used) {
         char hash[32];
         snprintf(hash, sizeof hash, "%016" PRIx64, p->calib_hash);

@@ -50,8 +50,9 @@ enum status walk_read(struct walk *k, int64_t layer) {
         nonfinite_scan(raw, t->dtype, n, &item->found);
         if (item->found.n_nan || item->found.n_inf) {
             status = status_fail(STATUS_FAILED,
-                                 "%s: tensor %s: %lld NaN and %lld infinite values; a fit needs "
-                                 "finite weights: repair them, or use --method mean",
+                                 "%s: tensor %s: %lld NaN and %lld infinite values; measuring "
+                                 "needs finite weights: repair them, or use --kv-heads with "
+                                 "--method mean",
                                  t->path, t->name, (long long)item->found.n_nan,
                                  (long long)item->found.n_inf);
             goto out;

@@ -35,7 +35,8 @@ rm "$tmp/shards/model-00002-of-"*
 expect 1 'model-00002-of-.* is missing' "$regroup" convert "$tmp/shards" "$tmp/none" --kv-heads 1
 
 # Same head count: the same tensor bytes. Repeat, then mean: the same again.
-"$regroup" convert "$m" "$tmp/same" --kv-heads 4 --json >"$tmp/log" || fail same
+"$regroup" convert "$m" "$tmp/same" --kv-heads 4 --calibrate "$tmp/m/config.json" --json >"$tmp/log" || fail same
+grep -q '"refit": "none"' "$tmp/same/regroup.json" || fail "a refit that was not"
 n=$("$regroup" inspect "$m" --json | sed -n 's/^  "bytes": \([0-9]*\),*/\1/p')
 cmp <(tail -c "$n" "$m/model.safetensors") <(tail -c "$n" "$tmp/same/model.safetensors") || fail "bytes changed"
 "$regroup" convert "$tmp/out" "$tmp/more" --kv-heads 4 --method repeat >"$tmp/log" &&
