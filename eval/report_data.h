@@ -37,9 +37,9 @@ struct report_curve {
     struct report_series loss, held_out;
 };
 struct report_variant {
-    const char *id, *method;
-    int64_t kv_heads;
-    bool trains; /* a distilled model is expected */
+    const char *id, *method, *kv_budget; /* as asked: a count in every layer, or a share */
+    int64_t kv_heads;                    /* 0: a share, or unknown */
+    bool trains;                         /* a distilled model is expected */
     struct report_point converted, distilled;
     struct report_curve curve;
 };

@@ -145,9 +145,11 @@ static enum status read_variant(struct report *r, const struct json *j, const ch
                                 struct report_variant *v) {
     char *name;
     v->kv_heads = 0;
+    v->kv_budget = NULL;
     v->method = "";
     TRY(json_need_string(j, what, "id", &v->id));
     TRY(json_opt_int(j, what, "kv_heads", &v->kv_heads));
+    TRY(json_opt_string(j, what, "kv_budget", &v->kv_budget));
     TRY(json_opt_string(j, what, "method", &v->method));
     if (!*v->id || strchr(v->id, '/') || v->id[0] == '.')
         return status_fail(STATUS_FAILED, "%s: variant id '%s' cannot be a file's name", what,

@@ -187,7 +187,10 @@ struct json *report_json(const struct report *r) {
         struct json *o = json_push_object(variants);
         json_set_string(o, "id", v->id);
         json_set_string(o, "method", v->method);
-        json_set_int(o, "kv_heads", v->kv_heads);
+        if (v->kv_budget)
+            json_set_string(o, "kv_budget", v->kv_budget);
+        else if (v->kv_heads)
+            json_set_int(o, "kv_heads", v->kv_heads);
         if (r->run) {
             set_point(o, "converted", r, &v->converted);
             set_point(o, "distilled", r, &v->distilled);

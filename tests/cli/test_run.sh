@@ -96,6 +96,8 @@ awk '/^variant/ {at = index($0, "stage")} /^fit-kv/ && substr($0, at, 9) != "con
   fail "the table's columns: $(cat out.txt)"
 grep -q 'regroup alone can load' err || fail "no warning that layers differ"
 grep -q '"kv_budget":.*"75%"' swept/run.json || fail "the budget is not in run.json"
+grep -q '"kv_budget": "75%"' swept/report.json || fail "the budget is not in report.json"
+! grep -q '"kv_heads": 0' swept/report.json || fail "report.json: no KV heads at all"
 grep -qE 'fit-kv75pct.*GQA, 2-4 of 4' swept/report.md || fail "the heads of a budget are not in the report"
 from=$(grep -o '"bytes_per_token_formula": *[0-9]*' swept/eval/teacher.json | grep -o '[0-9]*$')
 to=$(grep -o '"bytes_per_token_formula": *[0-9]*' swept/eval/fit-kv75pct-converted.json | grep -o '[0-9]*$')
