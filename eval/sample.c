@@ -140,11 +140,12 @@ static enum status not_a_number(void) {
 enum status decoder_argmax(struct decoder *d, int32_t *next) {
     int64_t n_vocab = d->model->config.n_vocab;
     TRY(decoder_logits(d));
-    for (int64_t b = 0; b < d->n_batch; b++) {
+#pragma omp parallel for if (d->n_batch > 1) /* a GPU waits for it */
+    for (int64_t b = 0; b < d->n_batch; b++)
         next[b] = sample_argmax(d->host_logits + b * n_vocab, n_vocab);
+    for (int64_t b = 0; b < d->n_batch; b++)
         if (next[b] < 0)
             return not_a_number();
-    }
     return STATUS_OK;
 }
 
