@@ -208,7 +208,7 @@ static enum status load(struct run *r, const struct json *config, const char *wh
                            !model          ? "model"
                            : !out          ? "out"
                            : !r->methods.n ? "methods"
-                                           : "kv_heads");
+                                           : "kv_heads' or 'kv_budget");
     if (!r->name)
         r->name = path_base(r->out);
     TRY(eval_args_resolve(&r->eval));

@@ -46,6 +46,8 @@ sed 's/"steps"/"stepz"/' run.json >stepz.json
 expect 2 "stepz.json: train: key 'stepz'" run stepz.json
 expect 2 "'methods'.*average" run run.json --set methods=average
 expect 1 'none.json' run none.json
+sed 's/"kv_heads": \["2", "1"\], //' run.json >headless.json
+expect 2 "kv_heads.*kv_budget.*missing" run headless.json
 expect 1 'KV heads|3' run run.json --set kv_heads=3 --set out=three
 sed 's/"seq_len"/"student": "x", "seq_len"/' run.json >student.json
 expect 2 'train.student' run student.json
