@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing from Debian's packages, configures and builds. quickstart.sh and test.sh
-# call it. Asks nothing; on a system without apt it prints what is needed and stops.
+# call it; arguments go to the build (--target regroup). Asks nothing; on a system without apt it
+# prints what is needed and stops.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -40,4 +41,4 @@ fi
 echo "Building (build/)"
 cmake --preset release >build-configure.log 2>&1 || { cat build-configure.log >&2; exit 1; }
 rm -f build-configure.log
-cmake --build --preset release
+cmake --build --preset release "$@"
