@@ -20,7 +20,9 @@ static const struct {
     const char *name;
     enum status (*open)(struct backend **);
 } known[] = {
-    {"auto", auto_open}, {"cpu", cpu_open},   {"cpu-ref", cpu_ref_open},
+    {"auto", auto_open},
+    {"cpu", cpu_open},
+    {"cpu-ref", cpu_ref_open},
 #ifdef REGROUP_CUDA
     {"cuda", cuda_open},
 #endif
@@ -50,12 +52,12 @@ static enum status check_slots(const struct backend *be) {
         const char *name;
         bool filled;
     } slots[] = {
-        SLOT(alloc),   SLOT(free),       SLOT(upload),    SLOT(download),    SLOT(copy),
-        SLOT(zero),    SLOT(sync),       SLOT(wait),      SLOT(close),       SLOT(embed),
-        SLOT(norm), SLOT(embed_bwd),  SLOT(matmul),    SLOT(bias_bwd),    SLOT(rope),
-        SLOT(add),     SLOT(copy_heads), SLOT(activation),    SLOT(attention),   SLOT(attention_bwd),
-        SLOT(adamw),   SLOT(activation_bwd), SLOT(head_loss), SLOT(sum_squares), SLOT(norm_bwd),
-        SLOT(cast),    SLOT(difference),
+        SLOT(alloc), SLOT(free),           SLOT(upload),     SLOT(download),    SLOT(copy),
+        SLOT(zero),  SLOT(sync),           SLOT(wait),       SLOT(close),       SLOT(embed),
+        SLOT(norm),  SLOT(embed_bwd),      SLOT(matmul),     SLOT(bias_bwd),    SLOT(rope),
+        SLOT(add),   SLOT(copy_heads),     SLOT(activation), SLOT(attention),   SLOT(attention_bwd),
+        SLOT(adamw), SLOT(activation_bwd), SLOT(head_loss),  SLOT(sum_squares), SLOT(norm_bwd),
+        SLOT(cast),  SLOT(difference),
     };
 #undef SLOT
     for (size_t i = 0; i < sizeof slots / sizeof *slots; i++)
