@@ -46,19 +46,14 @@ void backend_describe_cuda(char *out, int64_t n_out) {
 
 /* Every slot is required but graph_begin and graph_end, whose fallback is below. */
 static enum status check_slots(const struct backend *be) {
-#define SLOT(op)                                                                                   \
-    { #op, be->op != NULL }
+#define SLOT(op) {#op, be->op != NULL},
+#define OP_SLOT(op, args) SLOT(op)
     const struct {
         const char *name;
         bool filled;
-    } slots[] = {
-        SLOT(alloc), SLOT(free),           SLOT(upload),     SLOT(download),    SLOT(copy),
-        SLOT(zero),  SLOT(sync),           SLOT(wait),       SLOT(close),       SLOT(embed),
-        SLOT(norm),  SLOT(embed_bwd),      SLOT(matmul),     SLOT(bias_bwd),    SLOT(rope),
-        SLOT(add),   SLOT(copy_heads),     SLOT(activation), SLOT(attention),   SLOT(attention_bwd),
-        SLOT(adamw), SLOT(activation_bwd), SLOT(head_loss),  SLOT(sum_squares), SLOT(norm_bwd),
-        SLOT(cast),  SLOT(difference),
-    };
+    } slots[] = {SLOT(alloc) SLOT(free) SLOT(upload) SLOT(download) SLOT(copy) SLOT(zero) SLOT(sync)
+                     SLOT(wait) SLOT(close) BACKEND_OPS(OP_SLOT)};
+#undef OP_SLOT
 #undef SLOT
     for (size_t i = 0; i < sizeof slots / sizeof *slots; i++)
         if (!slots[i].filled)

@@ -228,7 +228,30 @@ struct cast_args {
     struct tensor x, out;
 };
 
-#define BACKEND_OP(op) enum status (*op)(struct backend *, const struct op##_args *) MUST_USE
+/* The ops, X(op, its arguments without _args): every list of them is made from this one. Apart from
+ * matmul, which is a library's, they are ours on every device. */
+#define BACKEND_OWN_OPS(X)                                                                         \
+    X(embed, embed)                                                                                \
+    X(embed_bwd, embed)                                                                            \
+    X(norm, norm)                                                                                  \
+    X(norm_bwd, norm_bwd)                                                                          \
+    X(bias_bwd, bias_bwd)                                                                          \
+    X(rope, rope)                                                                                  \
+    X(attention, attention)                                                                        \
+    X(attention_bwd, attention_bwd)                                                                \
+    X(copy_heads, copy_heads)                                                                      \
+    X(activation, activation)                                                                      \
+    X(activation_bwd, activation_bwd)                                                              \
+    X(add, add)                                                                                    \
+    X(difference, difference)                                                                      \
+    X(head_loss, head_loss)                                                                        \
+    X(adamw, adamw)                                                                                \
+    X(sum_squares, sum_squares)                                                                    \
+    X(cast, cast)
+#define BACKEND_OPS(X) X(matmul, matmul) BACKEND_OWN_OPS(X)
+
+#define BACKEND_SLOT(op, args)                                                                     \
+    enum status (*op)(struct backend *, const struct args##_args *) MUST_USE;
 struct backend {
     const char *name;            /* "cpu-ref", "cpu", "cuda" */
     char detail[256];            /* for people: "AVX-512 + BF16, oneDNN 2.6.3, 2 threads" */
@@ -257,24 +280,7 @@ struct backend {
     enum status (*graph_begin)(struct backend *, int64_t key) MUST_USE;
     enum status (*graph_end)(struct backend *) MUST_USE;
 
-    BACKEND_OP(embed);
-    enum status (*embed_bwd)(struct backend *, const struct embed_args *) MUST_USE;
-    BACKEND_OP(norm);
-    BACKEND_OP(norm_bwd);
-    BACKEND_OP(matmul);
-    BACKEND_OP(bias_bwd);
-    BACKEND_OP(rope);
-    BACKEND_OP(attention);
-    BACKEND_OP(attention_bwd);
-    BACKEND_OP(copy_heads);
-    BACKEND_OP(activation);
-    BACKEND_OP(activation_bwd);
-    BACKEND_OP(add);
-    BACKEND_OP(difference);
-    BACKEND_OP(head_loss);
-    BACKEND_OP(adamw);
-    BACKEND_OP(sum_squares);
-    BACKEND_OP(cast);
+    BACKEND_OPS(BACKEND_SLOT)
 
     void *state; /* the implementation's own: scratch, primitive caches, handles */
 };

@@ -67,5 +67,5 @@ void cpu_fill_fast(struct backend *be, enum cpu_isa isa) {
 #define CPU_CHOOSE(op, args)                                                                       \
     f->op = isa == ISA_AVX512 ? op##_avx512 : op##_avx2;                                           \
     be->op = cpu_##op;
-    CPU_FAST_OPS(CPU_CHOOSE)
+    BACKEND_OWN_OPS(CPU_CHOOSE)
 }

@@ -43,29 +43,11 @@ enum status cpu_scratch(struct backend *be, enum cpu_scratch_use use, int64_t by
                         void *out) MUST_USE;
 
 /* Fast ops, one copy per instruction set: F32 and BF16 only (cpu_dispatch.c sends every other
- * dtype to the reference). X(op, type of its arguments without _args). */
-#define CPU_FAST_OPS(X)                                                                            \
-    X(embed, embed)                                                                                \
-    X(embed_bwd, embed)                                                                            \
-    X(norm, norm)                                                                                  \
-    X(norm_bwd, norm_bwd)                                                                          \
-    X(bias_bwd, bias_bwd)                                                                          \
-    X(rope, rope)                                                                                  \
-    X(attention, attention)                                                                        \
-    X(attention_bwd, attention_bwd)                                                                \
-    X(copy_heads, copy_heads)                                                                      \
-    X(activation, activation)                                                                      \
-    X(activation_bwd, activation_bwd)                                                              \
-    X(add, add)                                                                                    \
-    X(difference, difference)                                                                      \
-    X(head_loss, head_loss)                                                                        \
-    X(adamw, adamw)                                                                                \
-    X(sum_squares, sum_squares)                                                                    \
-    X(cast, cast)
+ * dtype to the reference). */
 #define CPU_DECLARE(op, args)                                                                      \
     enum status op##_avx2(struct backend *, const struct args##_args *) MUST_USE;                  \
     enum status op##_avx512(struct backend *, const struct args##_args *) MUST_USE;
-CPU_FAST_OPS(CPU_DECLARE)
+BACKEND_OWN_OPS(CPU_DECLARE)
 CPU_DECLARE(gemv, matmul)
 
 /* Puts the fast ops of the best instruction set that the machine has, and that the environment's

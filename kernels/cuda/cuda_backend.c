@@ -138,7 +138,7 @@ enum status cuda_open(struct backend **out) {
     be->graph_begin = cuda_graph_begin;
     be->graph_end = cuda_graph_end;
 #define CUDA_FILL(op, args) be->op = cuda_##op;
-    CUDA_OPS(CUDA_FILL)
+    BACKEND_OPS(CUDA_FILL)
     enum status status = open_state(be);
     if (status != STATUS_OK) {
         cuda_close(be);

@@ -77,29 +77,10 @@ enum status cuda_scratch(struct backend *be, enum cuda_scratch_use use, int64_t 
  * whatever waits for the device are then out of the question. */
 bool cuda_capturing(const struct backend *be);
 
-/* The ops, X(op, its arguments without _args); each fills its slot of the table. */
-#define CUDA_OPS(X)                                                                                \
-    X(embed, embed)                                                                                \
-    X(embed_bwd, embed)                                                                            \
-    X(norm, norm)                                                                                  \
-    X(norm_bwd, norm_bwd)                                                                          \
-    X(matmul, matmul)                                                                              \
-    X(bias_bwd, bias_bwd)                                                                          \
-    X(rope, rope)                                                                                  \
-    X(attention, attention)                                                                        \
-    X(attention_bwd, attention_bwd)                                                                \
-    X(copy_heads, copy_heads)                                                                      \
-    X(activation, activation)                                                                      \
-    X(activation_bwd, activation_bwd)                                                              \
-    X(add, add)                                                                                    \
-    X(difference, difference)                                                                      \
-    X(head_loss, head_loss)                                                                        \
-    X(adamw, adamw)                                                                                \
-    X(sum_squares, sum_squares)                                                                    \
-    X(cast, cast)
+/* The ops; each fills its slot of the table. */
 #define CUDA_DECLARE(op, args)                                                                     \
     enum status cuda_##op(struct backend *be, const struct args##_args *a) MUST_USE;
-CUDA_OPS(CUDA_DECLARE)
+BACKEND_OPS(CUDA_DECLARE)
 #undef CUDA_DECLARE
 
 #ifdef __cplusplus
