@@ -31,20 +31,18 @@ void widen(const float *from, int64_t rows, int64_t cols, int64_t extra, double 
     }
 }
 
-enum status walk_observe(struct walk *k, int64_t n_group, int n, const int64_t *orders) {
-    int64_t n_kv = k->from.n_kv;
+void walk_forget(struct walk *k) {
     for (; k->n_part; k->n_part--)
         partition_free(&k->parts[k->n_part - 1]);
-    if (n_group == n_kv || !k->observer.keep)
+}
+
+enum status walk_observe(struct walk *k, int64_t n_group, const int64_t *order) {
+    if (n_group == k->from.n_kv || !k->observer.keep)
         return STATUS_OK;
-    for (int i = 0; i < n; i++) {
-        k->parts[k->n_part++] = (struct partition){.n_kv = n_kv,
-                                                   .n_group = n_group,
-                                                   .head_dim = k->from.head_dim,
-                                                   .order = orders ? orders + i * n_kv : NULL};
-        TRY(partition_alloc(&k->parts[i]));
-    }
-    return STATUS_OK;
+    struct partition *p = &k->parts[k->n_part++];
+    *p = (struct partition){
+        .n_kv = k->from.n_kv, .n_group = n_group, .head_dim = k->from.head_dim, .order = order};
+    return partition_alloc(p);
 }
 
 static enum status teacher_pass(struct walk *k, bool advance) {
@@ -220,7 +218,8 @@ static enum status fit_one(struct walk *k, int64_t layer) {
         TRY(one_layer_load(&k->teacher, layer, k->from.n_kv));
     if (p->options.grouping == GROUPING_FIT)
         TRY(walk_group(k, layer, rotary));
-    TRY(walk_observe(k, k->to.n_kv, 1, NULL));
+    walk_forget(k);
+    TRY(walk_observe(k, k->to.n_kv, NULL));
     TRY(walk_measure(k, layer, true));
     TRY(fit_to(k, rotary, &error));
     report->fitted = true;
@@ -328,8 +327,7 @@ static void walk_close(struct walk *k) {
     spill_close(&k->x_student);
     spill_close(&k->mid);
     observer_close(&k->observer);
-    for (int i = 0; i < k->n_part; i++)
-        partition_free(&k->parts[i]);
+    walk_forget(k);
     memory_free(k->normed);
     memory_free(k->heads);
     memory_free(k->wide);

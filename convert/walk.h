@@ -45,9 +45,10 @@ enum status walk_put(struct walk *k, int64_t layer, bool write) MUST_USE;
 /* layer_walk.c: what the source's layer says over all windows: k->moment, k->mid when there is one,
  * and k->parts; with `advance` x_teacher moves behind the layer. Without text only k->moment. */
 enum status walk_measure(struct walk *k, int64_t layer, bool advance) MUST_USE;
-/* k->parts becomes n partitions into n_group groups, by orders [n, n_kv] (NULL: neighbours), or
- * none where the heads are as many. */
-enum status walk_observe(struct walk *k, int64_t n_group, int n, const int64_t *orders) MUST_USE;
+/* k->parts gains one partition into n_group groups, by order [n_kv] (borrowed; NULL: neighbours),
+ * or none where the heads are as many. */
+enum status walk_observe(struct walk *k, int64_t n_group, const int64_t *order) MUST_USE;
+void walk_forget(struct walk *k); /* k->parts is empty again */
 /* k->sums of the converted layer as it is, fed x: what o_proj sees, and what it should give. Of the
  * windows to learn from every stride-th batch is used. */
 enum status walk_sums(struct walk *k, const struct spill *x, int64_t stride) MUST_USE;

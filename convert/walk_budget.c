@@ -46,14 +46,9 @@ static enum status some_losses(struct walk *k, int64_t layer, struct budget_cand
                                int64_t n, bool advance, const struct reference *r, float *out) {
     struct rotary rotary = {.dims = k->p->config.head_dim};
     struct fit_error error;
-    for (; k->n_part; k->n_part--)
-        partition_free(&k->parts[k->n_part - 1]);
-    for (int64_t i = 0; i < n && k->observer.keep; i++) {
-        struct partition *p = &k->parts[k->n_part++];
-        *p = (struct partition){
-            .n_kv = k->from.n_kv, .n_group = first[i].n_kv, .head_dim = k->from.head_dim};
-        TRY(partition_alloc(p));
-    }
+    walk_forget(k);
+    for (int64_t i = 0; i < n; i++)
+        TRY(walk_observe(k, first[i].n_kv, NULL));
     TRY(walk_measure(k, layer, advance));
     for (int64_t i = 0; i < n; i++) {
         k->to.n_kv = first[i].n_kv;

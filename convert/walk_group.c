@@ -84,7 +84,9 @@ static enum status choose(struct walk *k, int64_t layer, const int64_t *orders, 
     enum status status;
     *best = 0;
     TRY(memory_alloc(found * n, 8, "errors", &errors));
-    TRY_OUT(walk_observe(k, k->to.n_kv, found, orders));
+    walk_forget(k);
+    for (int i = 0; i < found; i++)
+        TRY_OUT(walk_observe(k, k->to.n_kv, orders + i * k->from.n_kv));
     TRY_OUT(walk_measure(k, layer, false));
     TRY_OUT(one_layer_load(&k->student, layer, k->to.n_kv));
     for (int i = 0; i < found; i++) {
@@ -108,7 +110,8 @@ enum status walk_group(struct walk *k, int64_t layer, struct rotary rotary) {
     int found = 0, best = 0;
     enum status status;
     TRY_OUT(memory_alloc(MAX_PARTITION * n, (int64_t)sizeof *orders, "groupings", &orders));
-    TRY_OUT(walk_observe(k, 1, 1, NULL));
+    walk_forget(k);
+    TRY_OUT(walk_observe(k, 1, NULL));
     TRY_OUT(walk_measure(k, layer, false));
     TRY_OUT(fit_groupings(&k->from, k->moment, k->n_part ? k->parts[0].cov : NULL, rotary,
                           k->to.n_kv, k->p->options.seed + (uint64_t)layer, MAX_PARTITION, orders,
