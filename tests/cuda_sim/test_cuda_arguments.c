@@ -1,7 +1,7 @@
 /* What the op declarations cannot say of the cuda backend: ids and targets outside the vocabulary
  * show as NaN, views that begin off a 16-byte boundary give the same bits as those on one and leave
  * their neighbours alone, and a gradient that is not finite moves nothing. */
-#include "kernels/backend.h"
+#include "tests/cuda_sim/cuda_test.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -213,14 +213,9 @@ int main(void) {
         cmocka_unit_test(views_off_a_boundary_give_the_same),
         cmocka_unit_test(a_gradient_that_is_not_finite_moves_nothing),
     };
-    if (backend_open("cuda", &be) != STATUS_OK) {
-        fprintf(stderr, "%s\n", status_message());
-#ifdef REGROUP_CUDA_SIM
-        return 1;
-#else
-        return 77; /* no GPU here */
-#endif
-    }
+    int closed = cuda_test_open(&be);
+    if (closed)
+        return closed;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     backend_close(be);
     return failed;

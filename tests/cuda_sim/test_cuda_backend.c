@@ -1,7 +1,7 @@
 /* What the cuda backend promises around the ops: transfers that arrive by sync, streams that wait,
  * graphs that compute what plain launches do, messages. On the simulator or on a device. */
 #include "core/memory.h"
-#include "kernels/backend.h"
+#include "tests/cuda_sim/cuda_test.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -307,14 +307,9 @@ int main(void) {
         cmocka_unit_test(matmul_by_shape),
         cmocka_unit_test(messages),
     };
-    if (backend_open("cuda", &be) != STATUS_OK) {
-        fprintf(stderr, "%s\n", status_message());
-#ifdef REGROUP_CUDA_SIM
-        return 1;
-#else
-        return 77; /* no GPU here */
-#endif
-    }
+    int closed = cuda_test_open(&be);
+    if (closed)
+        return closed;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     backend_close(be);
     return failed;

@@ -3,7 +3,7 @@
  * for byte, and the order of threads, blocks and streams shows nowhere. */
 #include "core/file.h"
 #include "core/log.h"
-#include "kernels/backend.h"
+#include "tests/cuda_sim/cuda_test.h"
 #include "tests/support/hash_model.h"
 #include "train/train_run.h"
 #ifdef REGROUP_CUDA_SIM
@@ -210,10 +210,9 @@ int main(void) {
         {"resumed == uninterrupted, layers", resumed_equals_uninterrupted, NULL, NULL, &layers},
     };
     struct backend *be;
-    if (backend_open("cuda", &be) != STATUS_OK) {
-        fprintf(stderr, "skipped: %s\n", status_message());
-        return 77;
-    }
+    int closed = cuda_test_open(&be);
+    if (closed)
+        return closed;
     backend_close(be);
     return cmocka_run_group_tests(tests, setup, teardown);
 }
