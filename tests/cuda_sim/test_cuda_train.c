@@ -2,9 +2,9 @@
  * the truth (F64) as the CPU's in the same dtype, a resumed run equals the uninterrupted one byte
  * for byte, and the order of threads, blocks and streams shows nowhere. */
 #include "core/file.h"
-#include "core/log.h"
 #include "tests/cuda_sim/cuda_test.h"
 #include "tests/support/hash_model.h"
+#include "tests/support/run_folder.h"
 #include "train/train_run.h"
 #ifdef REGROUP_CUDA_SIM
 #include "cuda_sim.h"
@@ -27,15 +27,6 @@
     } while (0)
 
 enum { SEQ = 12, STEPS = 5, N_ID = 20 * SEQ, NUMBERS = 4 };
-
-static char folder[64];
-static struct arena arena;
-
-static const char *in_folder(const char *name) {
-    char *path;
-    OK(path_join(&arena, folder, name, &path));
-    return path;
-}
 
 static const char *write_model(const char *name, int64_t n_kv_head, int64_t head_dim,
                                uint64_t seed) {
@@ -92,7 +83,7 @@ static int64_t read_log(const char *out, double numbers[][NUMBERS]) {
     struct text text = {0};
     char *path;
     int64_t n = 0;
-    OK(path_join(&arena, out, "log.jsonl", &path));
+    OK(path_join(&run_arena, out, "log.jsonl", &path));
     OK(file_read(path, 0, &text));
     for (char *line = strtok(text.data, "\n"); line; line = strtok(NULL, "\n"), n++) {
         struct json *j;
@@ -150,19 +141,6 @@ static void losses_match_the_cpu(void **state) {
     }
 }
 
-static void same_file(const char *a, const char *b, const char *name) {
-    struct text x = {0}, y = {0};
-    char *left, *right;
-    OK(path_join(&arena, a, name, &left));
-    OK(path_join(&arena, b, name, &right));
-    OK(file_read(left, 0, &x));
-    OK(file_read(right, 0, &y));
-    if (x.n != y.n || !x.n || memcmp(x.data, y.data, (size_t)x.n))
-        fail_msg("%s and %s differ", left, right);
-    text_free(&x);
-    text_free(&y);
-}
-
 /* The halves run in another order of threads, blocks and streams, and read every loss at once: a
  * batch that came too late or a buffer overwritten too early would show. */
 static void resumed_equals_uninterrupted(void **state) {
@@ -186,18 +164,6 @@ static void resumed_equals_uninterrupted(void **state) {
     same_file(straight.out, halves.out, "last/training/state.safetensors");
 }
 
-static int setup(void **state) {
-    (void)state;
-    log_set_quiet(true);
-    snprintf(folder, sizeof folder, "%s", "/tmp/regroup-cuda-train-XXXXXX");
-    return mkdtemp(folder) ? 0 : 1;
-}
-static int teardown(void **state) {
-    (void)state;
-    arena_free(&arena);
-    return dir_remove(folder) == STATUS_OK ? 0 : 1;
-}
-
 int main(void) {
     static struct how bf16 = {"distill", "bf16", 64}, f32 = {"distill", "f32", 8},
                       layers = {"attention", "bf16", 8};
@@ -214,5 +180,5 @@ int main(void) {
     if (closed)
         return closed;
     backend_close(be);
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, run_folder_open, run_folder_close);
 }

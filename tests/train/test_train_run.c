@@ -2,8 +2,8 @@
  * parameters stay, a step allocates nothing, and what must stop a run stops it. */
 #include "checkpoints/checkpoint.h"
 #include "core/file.h"
-#include "core/log.h"
 #include "tests/support/hash_model.h"
+#include "tests/support/run_folder.h"
 #include "train/state.h"
 #include "train/train_run.h"
 
@@ -35,15 +35,6 @@
 
 enum { SEQ = 16, N_ID = 40 * SEQ };
 
-static char folder[64];
-static struct arena arena;
-
-static const char *in_folder(const char *name) {
-    char *path;
-    OK(path_join(&arena, folder, name, &path));
-    return path;
-}
-
 static const char *write_ids(const char *name, uint64_t seed) {
     uint16_t ids[N_ID];
     for (int64_t i = 0; i < N_ID; i++)
@@ -63,7 +54,7 @@ static const char *write_model(const char *name, int64_t n_kv_head, bool tied, u
 
 static struct string_list one(const char *path) {
     struct string_list list = {.n = 1};
-    OK(arena_alloc(&arena, 1, (int64_t)sizeof *list.items, &list.items));
+    OK(arena_alloc(&run_arena, 1, (int64_t)sizeof *list.items, &list.items));
     list.items[0] = path;
     return list;
 }
@@ -94,25 +85,12 @@ static struct train_config recipe(const char *out) {
     return c;
 }
 
-static void same_file(const char *a, const char *b, const char *name) {
-    struct text x = {0}, y = {0};
-    char *left, *right;
-    OK(path_join(&arena, a, name, &left));
-    OK(path_join(&arena, b, name, &right));
-    OK(file_read(left, 0, &x));
-    OK(file_read(right, 0, &y));
-    if (x.n != y.n || !x.n || memcmp(x.data, y.data, (size_t)x.n))
-        fail_msg("%s and %s differ", left, right);
-    text_free(&x);
-    text_free(&y);
-}
-
 /* The log without what a clock decides, and the number of its lines. */
 static int64_t timeless_log(const char *out, struct text *lines) {
     struct text text = {0};
     char *path;
     int64_t n = 0;
-    OK(path_join(&arena, out, "log.jsonl", &path));
+    OK(path_join(&run_arena, out, "log.jsonl", &path));
     OK(file_read(path, 0, &text));
     for (char *line = strtok(text.data, "\n"); line; line = strtok(NULL, "\n"), n++) {
         char *clock = strstr(line, ",\"tokens_per_s\"");
@@ -202,8 +180,8 @@ static int64_t differing_tensors(const char *left, const char *right, const char
         char *p, *q;
         OK(checkpoint_need(b, x->name, &y));
         assert_int_equal(x->n_byte, y->n_byte);
-        OK(arena_alloc(&arena, x->n_byte, 1, &p));
-        OK(arena_alloc(&arena, x->n_byte, 1, &q));
+        OK(arena_alloc(&run_arena, x->n_byte, 1, &p));
+        OK(arena_alloc(&run_arena, x->n_byte, 1, &q));
         OK(checkpoint_read(x, 0, x->n_byte, p));
         OK(checkpoint_read(y, 0, x->n_byte, q));
         bool differs = memcmp(p, q, (size_t)x->n_byte) != 0;
@@ -333,7 +311,7 @@ static void frozen_parameters_stay(void **state) {
     c.trainable = one("attention");
     OK(train_run(&c, TRAIN_NEW, &r));
     char *last;
-    OK(path_join(&arena, c.out, "last", &last));
+    OK(path_join(&run_arena, c.out, "last", &last));
     assert_int_equal(differing_tensors(c.student, last, "self_attn"), 2 * 4);
     c.trainable = one("*k_proj*");
     OK(train_run(&c, TRAIN_FORCE, &r));
@@ -502,18 +480,6 @@ static void pretraining_learns(void **state) {
     assert_true(path_exists(in_folder("pretrain/best/config.json")));
 }
 
-static int setup(void **state) {
-    (void)state;
-    log_set_quiet(true);
-    snprintf(folder, sizeof folder, "%s", "/tmp/regroup-train-XXXXXX");
-    return mkdtemp(folder) ? 0 : 1;
-}
-static int teardown(void **state) {
-    (void)state;
-    arena_free(&arena);
-    return dir_remove(folder) == STATUS_OK ? 0 : 1;
-}
-
 int main(void) {
     static struct resume_case f32 = {"distill", "f32", DTYPE_F32, "all", false, 0},
                               bf16 = {"distill", "bf16", DTYPE_BF16, "all", false, 0},
@@ -554,5 +520,5 @@ int main(void) {
         cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(pretraining_learns),
     };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return cmocka_run_group_tests(tests, run_folder_open, run_folder_close);
 }
